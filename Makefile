@@ -1,0 +1,77 @@
+# Everything happens in .venv; nothing outside this folder but the user's cache is touched.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.built
+CORE := $(wildcard chasqui/_core/*.pyx chasqui/_core/*.pxd)
+PIP := -m pip -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help build demo test test-fast lint types fuzz bench servers interop-venv clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+build: $(STAMP) ## Make .venv, compile the core and install chasqui into it, editable
+
+demo: build ## Run the main job on an embedded server
+	@$(BIN)/python -m chasqui demo
+
+test: build servers ## Run the whole suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: build ## Run the suite without its slow tests, two at a time
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+
+lint: build ## Check style and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check --quiet
+
+types: build ## Check types
+	@$(BIN)/mypy
+
+fuzz: build ## Feed the core broken input under the sanitizers
+	@$(BIN)/python -m tests.fuzz
+
+bench: build ## Measure, and write down the numbers
+	@$(BIN)/python -m bench
+
+servers: build ## Get the servers the tests run on
+	@$(BIN)/python -m tests.servers get
+
+interop-venv: .venv-interop/.built ## Make .venv-interop with the other implementation of the wire format
+
+clean: ## Remove everything made here
+	@rm -rf .venv .venv-interop build dist wheelhouse vendor *.egg-info
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	@rm -f chasqui/_core/*.c chasqui/_core/*.so
+	@find bench chasqui tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A changed .pyx is compiled in place; changed metadata or flags mean a new install, and new C
+# because Cython does not see that its directives changed.
+$(STAMP): pyproject.toml setup.py $(CORE)
+ifneq ($(wildcard $(STAMP)),)
+	@$(if $(filter %.toml %.py,$?),$(install),$(BIN)/python setup.py --quiet build_ext --inplace)
+else
+	@$(install)
+endif
+	@touch $@
+
+define install
+$(call venv,.venv)
+echo "Installing chasqui and its tools into .venv; the first time takes a minute."
+rm -f chasqui/_core/*.c chasqui/_core/*.so
+$(BIN)/python $(PIP) install --editable '.[dev,embedded,uvloop]'
+endef
+
+.venv-interop/.built: pyproject.toml
+	@$(call venv,.venv-interop)
+	@.venv-interop/bin/python $(PIP) install '.[interop,test]'
+	@touch $@
+
+define venv
+$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("chasqui needs Python 3.11 or newer: make PYTHON=python3.11")'
+$(PYTHON) -m venv $(1)
+endef
