@@ -66,7 +66,7 @@ def pkg_config(option: str) -> list[str]:
     command = [os.environ.get("PKG_CONFIG", "pkg-config")]
     command += [option, f"hiredis >= {SYSTEM_HIREDIS_FLOOR}"]
     try:
-        return shlex.split(subprocess.check_output(command, text=True))
+        return shlex.split(subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True))
     except (OSError, subprocess.CalledProcessError):
         sys.exit(
             f"CHASQUI_HIREDIS=system needs pkg-config and the hiredis development files, "
@@ -105,7 +105,8 @@ def hiredis_sdist() -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", scratch]
-        command += ["--no-deps", "--no-binary", "hiredis", f"hiredis=={HIREDIS}"]
+        command += ["--no-deps", "--no-build-isolation"]
+        command += ["--no-binary", "hiredis", f"hiredis=={HIREDIS}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         fetched = Path(scratch, name)
         if done.returncode or not fetched.exists():
