@@ -1,9 +1,152 @@
-"""Every error that chasqui raises on its own account, in one shallow tree."""
+"""Every error that chasqui raises on purpose, as one shallow tree.
+
+A wrong argument is a plain `ValueError` or `TypeError`, raised before anything is sent. What
+goes wrong later is a `ChasquiError`. That is a `RuntimeError`, because chasquimq raises nothing
+else for it: the `except` clauses of a program that moves over go on working.
+
+All of them survive pickling: handlers may run in another process.
+"""
+
+from collections.abc import Mapping
+
+__all__ = [
+    "AuthenticationError",
+    "BatchError",
+    "ChasquiError",
+    "ClosedError",
+    "EmbeddedServerError",
+    "JobFailedError",
+    "LeaseLostError",
+    "NotSupportedError",
+    "OutcomeUnknownError",
+    "PayloadError",
+    "PayloadTooLargeError",
+    "QueueFullError",
+    "Retry",
+    "ServerError",
+    "UnreachableError",
+    "UnrecoverableError",
+]
 
 
-class ChasquiError(Exception):
-    """The base of all errors that chasqui raises."""
+class ChasquiError(RuntimeError):
+    """The base of all errors below."""
+
+
+# The server and the way to it
+
+
+class UnreachableError(ChasquiError, ConnectionError):
+    """No connection within the deadline. Nothing of the call was sent."""
+
+
+class AuthenticationError(ChasquiError):
+    """The server refused the credentials, or the user may not run a command we need."""
+
+
+class ServerError(ChasquiError):
+    """The server answered a command with an error; the message is the server's own."""
+
+
+class OutcomeUnknownError(ChasquiError):
+    """The command was sent and the answer never came: it may or may not have been applied."""
+
+
+class NotSupportedError(ChasquiError):
+    """This server, or this kind of queue, cannot do what was asked."""
 
 
 class EmbeddedServerError(ChasquiError):
-    """The embedded server could not be found, started or reached."""
+    """The private server behind an `embedded://` URL could not be found, started or joined."""
+
+
+# Queues and payloads
+
+
+class ClosedError(ChasquiError):
+    """A method was called on a queue, producer or worker after its `close()`."""
+
+
+class QueueFullError(ChasquiError):
+    """The queue held `depth` waiting jobs, and the caller's `max_backlog` is `limit`."""
+
+    def __init__(self, queue: str, depth: int, limit: int) -> None:
+        super().__init__(queue, depth, limit)
+        self.queue = queue
+        self.depth = depth
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} is full: {self.depth} jobs wait, max_backlog is {self.limit}"
+
+
+class PayloadError(ChasquiError, ValueError):
+    """A value that cannot be encoded, or bytes that are not an encoded value."""
+
+
+class PayloadTooLargeError(PayloadError):
+    """An encoded value of `size` bytes, where `limit` is the most that is allowed."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the payload takes {self.size} bytes, and {self.limit} is the limit"
+
+
+# Jobs and their handlers
+
+
+class JobFailedError(ChasquiError):
+    """The job that was waited for went to the dead-letter queue, for `reason`."""
+
+    def __init__(self, job_id: str, reason: str, detail: str | None = None) -> None:
+        super().__init__(job_id, reason, detail)
+        self.job_id = job_id
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        told = f": {self.detail}" if self.detail else ""
+        return f"job {self.job_id} went to the dead-letter queue ({self.reason}){told}"
+
+
+class LeaseLostError(ChasquiError):
+    """Another worker may own the job by now; whatever this run does, it will not be counted."""
+
+
+class UnrecoverableError(ChasquiError):
+    """Raised by a handler: no retry helps, so the job goes to the dead-letter queue now."""
+
+
+class Retry(ChasquiError):
+    """Raised by a handler: run the job again in `delay_ms`, or after its own backoff if None.
+
+    It counts as a failed run.
+    """
+
+    def __init__(self, reason: str = "retry asked for", *, delay_ms: int | None = None) -> None:
+        if delay_ms is not None:
+            if isinstance(delay_ms, bool) or not isinstance(delay_ms, int):
+                raise TypeError(f"delay_ms must be an int or None, got {type(delay_ms).__name__}")
+            if delay_ms < 0:
+                raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
+        super().__init__(reason)
+        self.delay_ms = delay_ms
+
+
+class BatchError(ChasquiError):
+    """Raised by a batch handler: the jobs in `failures` failed, each for its exception.
+
+    The other jobs of the batch are done.
+    """
+
+    def __init__(self, failures: Mapping[str, Exception]) -> None:
+        super().__init__(failures)
+        self.failures = failures
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{job_id}: {error!r}" for job_id, error in self.failures.items())
+        return f"{len(self.failures)} of the batch failed ({told})"

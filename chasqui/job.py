@@ -1,0 +1,233 @@
+"""What users say about a job besides its data: how it is retried, when it repeats.
+
+The types are checked when they are made, so whoever holds one holds a valid one. `parse` takes
+what public methods accept in their place: the type itself or its dict form. The messages are
+chasquimq's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MAX_U32 = 2**32 - 1
+_MAX_U64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffSpec:
+    """How long a job waits before it is run again."""
+
+    kind: str
+    delay_ms: int
+    max_delay_ms: int | None = None
+    multiplier: float | None = None
+    jitter_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("fixed", "exponential"):
+            raise ValueError(
+                f"unknown backoff kind {self.kind!r}; expected 'fixed' or 'exponential'"
+            )
+        _check_uint("backoff.delay_ms", self.delay_ms)
+        for name in ("max_delay_ms", "jitter_ms"):
+            if (value := getattr(self, name)) is not None:
+                _check_uint(f"backoff.{name}", value)
+        if (multiplier := self.multiplier) is not None:
+            if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
+                raise ValueError("backoff.multiplier must be a number")
+            if not 0 <= multiplier < math.inf:
+                raise ValueError("backoff.multiplier must be finite and non-negative")
+            # On the wire it is a float64, whatever the caller wrote.
+            object.__setattr__(self, "multiplier", float(multiplier))
+
+    @classmethod
+    def fixed(cls, delay_ms: int, jitter_ms: int | None = None) -> "BackoffSpec":
+        """The same delay before every retry, plus up to `jitter_ms` at random."""
+        return cls("fixed", delay_ms, jitter_ms=jitter_ms)
+
+    @classmethod
+    def exponential(
+        cls,
+        initial_ms: int,
+        *,
+        multiplier: float = 2.0,
+        max_ms: int | None = None,
+        jitter_ms: int | None = None,
+    ) -> "BackoffSpec":
+        """A delay that is multiplied from retry to retry, up to `max_ms`, plus the jitter."""
+        return cls("exponential", initial_ms, max_ms, multiplier, jitter_ms)
+
+    @classmethod
+    def parse(cls, value: "BackoffSpec | int | Mapping[str, Any]") -> "BackoffSpec":
+        """The spec for what a caller passed as `backoff`; an int is a fixed delay in ms."""
+        if isinstance(value, BackoffSpec):
+            return value
+        if isinstance(value, Mapping):
+            _require(value, "backoff", "kind", "delay_ms")
+            return cls(
+                value["kind"],
+                value["delay_ms"],
+                value.get("max_delay_ms"),
+                value.get("multiplier"),
+                value.get("jitter_ms"),
+            )
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(
+                f"backoff must be int (ms) / BackoffSpec / dict; got {type(value).__name__}"
+            )
+        return cls.fixed(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form: `kind`, `delay_ms`, and what else is set."""
+        optional = {
+            "max_delay_ms": self.max_delay_ms,
+            "multiplier": self.multiplier,
+            "jitter_ms": self.jitter_ms,
+        }
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"kind": self.kind, "delay_ms": self.delay_ms, **given}
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatPattern:
+    """When a repeatable job fires. Whether a cron expression has a next time, cron.py knows."""
+
+    kind: str
+    expression: str | None = None
+    tz: str | None = None
+    interval_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "cron":
+            if not isinstance(self.expression, str) or not self.expression:
+                raise ValueError('cron pattern requires `expression` (e.g. "0 2 * * *")')
+            if self.tz is not None and not isinstance(self.tz, str):
+                raise ValueError("pattern.tz must be a string or None")
+        elif self.kind == "every":
+            if self.interval_ms is None:
+                raise ValueError("pattern.interval_ms is required")
+            if _check_uint("pattern.interval_ms", self.interval_ms) == 0:
+                raise ValueError("pattern.interval_ms must be > 0")
+        else:
+            raise ValueError(f"unknown pattern kind {self.kind!r}; expected 'cron' or 'every'")
+
+    @classmethod
+    def cron(cls, expression: str, *, tz: str | None = None) -> "RepeatPattern":
+        """Fires by a cron expression of 5 fields, or 6 with leading seconds.
+
+        `tz` is None or "UTC", an offset such as "+05:30", or an IANA name.
+        """
+        return cls("cron", expression, tz)
+
+    @classmethod
+    def every(cls, interval_ms: int) -> "RepeatPattern":
+        """Fires at a fixed interval, first one interval from now."""
+        return cls("every", interval_ms=interval_ms)
+
+    @classmethod
+    def parse(cls, value: "RepeatPattern | Mapping[str, Any]") -> "RepeatPattern":
+        """The pattern for what a caller passed as `repeat`."""
+        if isinstance(value, RepeatPattern):
+            return value
+        if not isinstance(value, Mapping):
+            raise TypeError(f"repeat must be a RepeatPattern or dict; got {type(value).__name__}")
+        _require(value, "pattern", "kind")
+        if value["kind"] == "cron":
+            return cls("cron", value.get("expression"), value.get("tz"))
+        return cls(value["kind"], interval_ms=value.get("interval_ms"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form."""
+        if self.kind == "every":
+            return {"kind": "every", "interval_ms": self.interval_ms}
+        zone = {} if self.tz is None else {"tz": self.tz}
+        return {"kind": "cron", "expression": self.expression, **zone}
+
+
+@dataclass(frozen=True, slots=True)
+class MissedFiresPolicy:
+    """What becomes of the times at which no scheduler was there to fire."""
+
+    kind: str
+    max_catchup: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("skip", "fire-once", "fire-all"):
+            raise ValueError(
+                f"unknown missed-fires kind {self.kind!r}; "
+                "expected 'skip' / 'fire-once' / 'fire-all'"
+            )
+        if self.kind != "fire-all":
+            return
+        most = self.max_catchup
+        if most is None:
+            raise ValueError("missed_fires.max_catchup is required when kind is 'fire-all'")
+        if isinstance(most, bool) or not isinstance(most, int):
+            raise TypeError(f"max_catchup must be an int, got {type(most).__name__}")
+        if not 1 <= most <= _MAX_U32:
+            raise ValueError(f"max_catchup must be from 1 to {_MAX_U32}, got {most}")
+
+    @classmethod
+    def skip(cls) -> "MissedFiresPolicy":
+        """Forget them; go on with the next time in the future. The default."""
+        return cls("skip")
+
+    @classmethod
+    def fire_once(cls) -> "MissedFiresPolicy":
+        """Fire once for all of them."""
+        return cls("fire-once")
+
+    @classmethod
+    def fire_all(cls, max_catchup: int) -> "MissedFiresPolicy":
+        """Fire for each of them, oldest first, but no more than `max_catchup` times."""
+        if max_catchup is None:
+            raise TypeError("max_catchup must be an int, got NoneType")
+        return cls("fire-all", max_catchup)
+
+    @classmethod
+    def parse(cls, value: "MissedFiresPolicy | Mapping[str, Any]") -> "MissedFiresPolicy":
+        """The policy for what a caller passed as `missed_fires`."""
+        if isinstance(value, MissedFiresPolicy):
+            return value
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"missed_fires must be a MissedFiresPolicy or dict; got {type(value).__name__}"
+            )
+        _require(value, "missed_fires", "kind")
+        if value["kind"] == "fire-all":
+            return cls("fire-all", value.get("max_catchup"))
+        return cls(value["kind"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict form."""
+        if self.kind == "fire-all":
+            return {"kind": "fire-all", "max_catchup": self.max_catchup}
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatableMeta:
+    """A repeatable job as it is listed: its schedule and its key, without its data."""
+
+    key: str
+    job_name: str
+    pattern: RepeatPattern
+    next_fire_ms: int
+    limit: int | None = None
+    start_after_ms: int | None = None
+    end_before_ms: int | None = None
+    #: None where missed fires are skipped.
+    missed_fires: MissedFiresPolicy | None = None
+
+
+def _check_uint(what: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_U64:
+        raise ValueError(f"{what} must be a non-negative int")
+    return value
+
+
+def _require(value: Mapping[str, Any], what: str, *names: str) -> None:
+    for name in names:
+        if name not in value:
+            raise ValueError(f"{what}.{name} is required")

@@ -1,0 +1,155 @@
+"""Every key and field name in Redis, and what may become part of one.
+
+All keys of a queue start with the hash tag `{chasqui:<queue>}`, so a Redis Cluster keeps them
+in one slot and one script may touch them all. docs/wire.md says what each key holds.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+# Fields of entries in the stream and in the dead-letter queue
+ENVELOPE: Final = b"d"
+NAME: Final = b"n"
+SOURCE_ID: Final = b"source_id"
+REASON: Final = b"reason"
+DETAIL: Final = b"detail"
+# Ours, in the dead-letter queue; chasquimq does not read them.
+ERROR: Final = b"error"
+TRACEBACK: Final = b"traceback"
+ATTEMPTS: Final = b"attempts"
+FAILED_AT: Final = b"failed_at"
+CONSUMER: Final = b"consumer"
+
+# Fields of events; `n` and `reason` as above
+EVENT: Final = b"e"
+EVENT_JOB_ID: Final = b"id"
+EVENT_TS: Final = b"ts"
+EVENT_ATTEMPT: Final = b"attempt"
+EVENT_DURATION_US: Final = b"duration_us"
+EVENT_BACKOFF_MS: Final = b"backoff_ms"
+EVENT_DELAY_MS: Final = b"delay_ms"
+
+# Fields of the hash that holds a repeat spec
+SPEC: Final = b"spec"
+FIRED: Final = b"fired"
+
+#: The consumer group that all workers share unless told otherwise.
+DEFAULT_GROUP: Final = "default"
+
+MAX_QUEUE_NAME_CHARS: Final = 200
+MAX_JOB_ID_BYTES: Final = 256
+MAX_JOB_NAME_BYTES: Final = 256
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9._:/-]+")
+# Braces could end or open a hash tag; C0, DEL, C1 and the line separators break logs and tools.
+_BAD_IN_JOB_ID = re.compile("[{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one queue, as the bytes that go to Redis.
+
+    The queue's name is checked here. Since it holds no brace, nothing appended behind the hash
+    tag can turn a key into another one; so ids are taken as they are, also those of jobs that
+    chasquimq accepted and `check_job_id` would refuse.
+    """
+
+    queue: str
+    stream: bytes = field(init=False, repr=False, compare=False)
+    delayed: bytes = field(init=False, repr=False, compare=False)
+    dlq: bytes = field(init=False, repr=False, compare=False)
+    events: bytes = field(init=False, repr=False, compare=False)
+    repeat: bytes = field(init=False, repr=False, compare=False)
+    promoter_lock: bytes = field(init=False, repr=False, compare=False)
+    scheduler_lock: bytes = field(init=False, repr=False, compare=False)
+    #: While this key exists, workers read nothing new.
+    paused: bytes = field(init=False, repr=False, compare=False)
+    _prefix: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        prefix = b"{chasqui:%b}:" % check_queue_name(self.queue).encode()
+        for name, suffix in (
+            ("_prefix", b""),
+            ("stream", b"stream"),
+            ("delayed", b"delayed"),
+            ("dlq", b"dlq"),
+            ("events", b"events"),
+            ("repeat", b"repeat"),
+            ("promoter_lock", b"promoter:lock"),
+            ("scheduler_lock", b"scheduler:lock"),
+            ("paused", b"paused"),
+        ):
+            object.__setattr__(self, name, prefix + suffix)
+
+    def result(self, job_id: str) -> bytes:
+        """The key of the stored return value of a job."""
+        return self._prefix + b"result:" + job_id.encode()
+
+    def dlid(self, job_id: str) -> bytes:
+        """The key of the marker that keeps a delayed job from being added twice."""
+        return self._prefix + b"dlid:" + job_id.encode()
+
+    def didx(self, job_id: str) -> bytes:
+        """The key of a delayed job's exact member, by which it is cancelled."""
+        return self._prefix + b"didx:" + job_id.encode()
+
+    def unique(self, job_id: str) -> bytes:
+        """The key of the marker that keeps an immediate job from being added twice."""
+        return self._prefix + b"unique:" + job_id.encode()
+
+    def repeat_spec(self, spec_key: str) -> bytes:
+        """The key of the hash that holds one repeat spec."""
+        return self._prefix + b"repeat:spec:" + spec_key.encode()
+
+    def seq(self, producer_id: str) -> bytes:
+        """The key of the number of the last chunk that a producer has applied."""
+        return self._prefix + b"seq:" + producer_id.encode()
+
+
+def check_queue_name(name: object) -> str:
+    """The name itself, if a queue may be called that."""
+    if not isinstance(name, str):
+        raise TypeError(f"queue name must be a str, got {type(name).__name__}")
+    if not 1 <= len(name) <= MAX_QUEUE_NAME_CHARS or not _QUEUE_NAME.fullmatch(name):
+        raise ValueError(
+            f"queue name must be 1 to {MAX_QUEUE_NAME_CHARS} characters out of "
+            f"A-Z a-z 0-9 . _ - : / and got {_shown(name)}"
+        )
+    return name
+
+
+def check_job_id(job_id: object) -> str:
+    """The id itself, if a new job may carry it.
+
+    What is no string at all is a ValueError too, as in chasquimq.
+    """
+    if not isinstance(job_id, str) or not job_id.strip():
+        raise ValueError(f"job_id must be a non-empty, non-whitespace string, got {_shown(job_id)}")
+    if _BAD_IN_JOB_ID.search(job_id):
+        raise ValueError(f"job_id must hold no braces or control characters, got {_shown(job_id)}")
+    if _utf8_size(job_id, "job_id") > MAX_JOB_ID_BYTES:
+        raise ValueError(f"job_id takes more than {MAX_JOB_ID_BYTES} bytes of UTF-8")
+    return job_id
+
+
+def check_job_name(name: object) -> str:
+    """The name itself, if a job may be called that; empty means unnamed."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__}")
+    if _utf8_size(name, "name") > MAX_JOB_NAME_BYTES:
+        raise ValueError(f"name takes more than {MAX_JOB_NAME_BYTES} bytes of UTF-8")
+    return name
+
+
+def _utf8_size(text: str, what: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry") from None
+
+
+def _shown(value: object) -> str:
+    """A short repr: what was refused may be long, and errors end up in logs."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
