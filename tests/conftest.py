@@ -1,0 +1,81 @@
+"""Real servers for every test, one process of each kind per run; nothing is ever flushed."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remote_servers
+
+_REMOTE = {server.name: server for server in remote_servers()}
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Callable[[str], Server]]:
+    """Gives the run's server of a kind, started when first asked for."""
+    running: dict[str, Server] = {}
+
+    def give(name: str) -> Server:
+        if name not in running:
+            running[name] = _start(name)
+        return running[name]
+
+    yield give
+    for server in running.values():
+        server.close()
+
+
+@pytest.fixture(scope="session", params=[*KINDS, *_REMOTE])
+def server(
+    request: pytest.FixtureRequest, shared_server: Callable[[str], Server]
+) -> Server | RemoteServer:
+    """Each kind of server in turn. Shared by the run: use `queue_name`, stop nothing."""
+    return _REMOTE.get(request.param) or shared_server(request.param)
+
+
+@pytest.fixture(scope="session")
+def valkey_9(shared_server: Callable[[str], Server]) -> Server:
+    """The run's Valkey 9."""
+    return shared_server("valkey-9")
+
+
+@pytest.fixture(scope="session")
+def redis_62(shared_server: Callable[[str], Server]) -> Server:
+    """The run's Redis 6.2."""
+    return shared_server("redis-6.2")
+
+
+@pytest.fixture(scope="session")
+def redis_86(shared_server: Callable[[str], Server]) -> Server:
+    """The run's Redis 8.6."""
+    return shared_server("redis-8.6")
+
+
+@pytest.fixture
+def private_server() -> Iterator[Callable[..., Server]]:
+    """Starts servers that are the test's own to stop, kill and restart: `private_server(kind)`."""
+    started: list[Server] = []
+
+    def give(name: str = "redis-8.6", **settings: str) -> Server:
+        started.append(_start(name, **settings))
+        return started[-1]
+
+    yield give
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def queue_name() -> str:
+    """A queue that no other test has used."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+def _start(name: str, **settings: str) -> Server:
+    try:
+        return Server(name, **settings)
+    except MissingServerError as error:
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
