@@ -1,0 +1,1 @@
+# Asked once per failed run, from Python: there is nothing to cimport.

@@ -1,0 +1,30 @@
+cimport cython
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    INLINE_BYTES = 1024         # room inside the object: a single command needs no allocation
+    HEADER_BYTES = 24           # the most that `$<length>\r\n` can take
+
+
+@cython.final
+cdef class CommandBuffer:
+    cdef char* _data            # where the bytes are: _inline or the heap
+    cdef Py_ssize_t _len        # bytes written
+    cdef Py_ssize_t _cap        # bytes that fit into _data
+    cdef Py_ssize_t _exports    # views handed out and not yet released
+    cdef readonly Py_ssize_t commands   # commands written since the last clear
+    cdef char _inline[INLINE_BYTES]
+
+    cdef int _check_free(self) except -1
+    cdef char* reserve(self, Py_ssize_t size) except NULL
+    cdef int advance(self, char* end) except -1
+    cdef int write_header(self, char kind, uint64_t number) except -1
+    cdef int write_bulk(self, const char* data, Py_ssize_t size) except -1
+    cdef int write_number(self, uint64_t number) except -1
+    cdef int write_argument(self, object argument) except -1
+
+
+cdef char* put_header(char* out, char kind, uint64_t number) noexcept nogil
+cdef char* put_bulk(char* out, const char* data, Py_ssize_t size) noexcept nogil
+cdef char* put_decimal(char* out, uint64_t number) noexcept nogil
+cdef int decimal_width(uint64_t number) noexcept nogil

@@ -1,0 +1,1 @@
+# Commands are written for Python callers: there is nothing to cimport.

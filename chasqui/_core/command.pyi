@@ -1,0 +1,72 @@
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.ulid import UlidFactory
+
+Argument: TypeAlias = bytes | str | int | float
+
+def xadd_jobs(
+    buffer: CommandBuffer,
+    key: bytes,
+    ulids: UlidFactory,
+    now_ms: int,
+    payloads: list[bytes],
+    names: str | list[str] = "",
+    ids: list[str | None] | None = None,
+    retries: list[bytes | None] | None = None,
+    *,
+    maxlen: int | None = None,
+    producer: bytes | None = None,
+) -> list[str]: ...
+def evalsha_jobs(
+    buffer: CommandBuffer,
+    sha: bytes,
+    keys: Sequence[bytes],
+    arguments: Sequence[Argument],
+    ulids: UlidFactory,
+    now_ms: int,
+    payloads: list[bytes],
+    names: str | list[str] = "",
+    ids: list[str | None] | None = None,
+    retries: list[bytes | None] | None = None,
+    due_ms: list[int] | None = None,
+) -> list[str]: ...
+def xadd(buffer: CommandBuffer, key: bytes, fields: Sequence[Argument], *, maxlen: int | None = None) -> None: ...
+def xadd_dlq(
+    buffer: CommandBuffer,
+    key: bytes,
+    envelope: bytes,
+    name: str,
+    source_id: bytes,
+    reason: str,
+    detail: str | None = None,
+    *,
+    extra: Sequence[Argument] | None = None,
+    maxlen: int | None = None,
+) -> None: ...
+def xadd_event(
+    buffer: CommandBuffer,
+    key: bytes,
+    event: bytes,
+    job_id: str,
+    ts_ms: int,
+    name: str,
+    fields: Sequence[Argument] | None = None,
+    *,
+    maxlen: int | None = None,
+) -> None: ...
+def xackdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...
+def xack_xdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...
+def evalsha(buffer: CommandBuffer, sha: bytes, keys: Sequence[bytes], arguments: Sequence[Argument]) -> None: ...
+def xreadgroup(
+    buffer: CommandBuffer,
+    group: bytes,
+    consumer: bytes,
+    key: bytes,
+    *,
+    count: int | None = None,
+    block_ms: int | None = None,
+    claim_min_idle_ms: int | None = None,
+    last_id: bytes = b">",
+) -> None: ...

@@ -1,0 +1,328 @@
+"""The commands of the data path, written field by field into a CommandBuffer.
+
+Whatever is per job is here. Each function appends whole commands or, when it raises, nothing.
+Keys, groups and scripts come from the caller: the core knows the shape of a command, not its meaning.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from chasqui._core.buffer cimport HEADER_BYTES, CommandBuffer, decimal_width, put_bulk, put_decimal, put_header
+from chasqui._core.envelope cimport envelope_size, put_envelope
+from chasqui._core.ulid cimport ULID_CHARS, UlidFactory
+
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    object PyUnicode_FromStringAndSize(const char* text, Py_ssize_t size)
+
+
+cdef struct JobView:
+    # One row of a bulk, borrowed from the caller's lists for the length of one frame.
+    const char* id
+    const char* payload
+    const char* name
+    const char* retry
+    Py_ssize_t id_size, payload_size, name_size, retry_size
+    Py_ssize_t envelope_size
+    char drawn[ULID_CHARS]      # the id, when the caller gave none
+
+
+# ── Adding jobs ──────────────────────────────────────────────────────────────────────────────────
+
+
+def xadd_jobs(CommandBuffer buffer not None, bytes key not None, UlidFactory ulids not None, uint64_t now_ms,
+              list payloads not None, names="", list ids=None, list retries=None, *,
+              maxlen=None, bytes producer=None):
+    """One XADD per payload; returns the job ids. Ids, envelopes and frames are made in one pass.
+
+    `names` is one name for all, or a list. An id of None is drawn, a retry of None left out.
+    `maxlen` adds `MAXLEN ~ n`; `producer` adds `IDMP <producer> <job id>`.
+    """
+    cdef Py_ssize_t count = len(payloads), start = buffer._len, i
+    cdef bytes before = _arguments(b"XADD", key)
+    cdef bytes after = b"" if maxlen is None else _arguments(b"MAXLEN", b"~", maxlen)
+    cdef int arguments = 5 + (0 if maxlen is None else 3) + (0 if producer is None else 3)
+    cdef Py_ssize_t fixed = 8 * HEADER_BYTES + PyBytes_GET_SIZE(before) + PyBytes_GET_SIZE(after)
+    cdef list answer = []
+    cdef JobView job
+    cdef char* out
+    if producer is not None:
+        fixed += 4 * HEADER_BYTES + PyBytes_GET_SIZE(producer)
+    _check_columns(count, names, ids, retries)
+    with ulids._lock:
+        ulids.begin()
+        try:
+            for i in range(count):
+                answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
+                out = buffer.reserve(fixed + job.id_size + job.envelope_size + job.name_size)
+                out = put_header(out, c'*', arguments + (2 if job.name_size else 0))
+                memcpy(out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+                out += PyBytes_GET_SIZE(before)
+                if producer is not None:
+                    out = put_bulk(out, b"IDMP", 4)
+                    out = put_bulk(out, PyBytes_AS_STRING(producer), PyBytes_GET_SIZE(producer))
+                    out = put_bulk(out, job.id, job.id_size)
+                memcpy(out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+                out += PyBytes_GET_SIZE(after)
+                out = put_bulk(out, b"*", 1)
+                out = put_bulk(out, b"d", 1)
+                out = _put_job(out, &job, now_ms)
+                if job.name_size:
+                    out = put_bulk(out, b"n", 1)
+                    out = put_bulk(out, job.name, job.name_size)
+                buffer.advance(out)
+        except BaseException:
+            buffer._len = start
+            raise
+    buffer.commands += count
+    return answer
+
+
+def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, arguments,
+                 UlidFactory ulids not None, uint64_t now_ms,
+                 list payloads not None, names="", list ids=None, list retries=None, list due_ms=None):
+    """One EVALSHA that carries a whole chunk of jobs; returns the job ids.
+
+    Behind `arguments` come, for each job, its envelope and its name. With `due_ms` also its due time
+    (0: now) and the id that the caller gave it (empty: drawn here, so there is nothing to compare).
+    """
+    cdef Py_ssize_t count = len(payloads), start = buffer._len, i
+    cdef Py_ssize_t per_job = 2 if due_ms is None else 4
+    cdef list answer = []
+    cdef uint64_t due = 0
+    cdef JobView job
+    cdef char* out
+    _check_columns(count, names, ids, retries)
+    if due_ms is not None and len(due_ms) != count:
+        raise ValueError(f"{len(due_ms)} due times for {count} payloads")
+    with ulids._lock:
+        ulids.begin()
+        try:
+            _evalsha_head(buffer, sha, keys, arguments, per_job * count)
+            for i in range(count):
+                answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
+                if due_ms is not None:
+                    due = _due(due_ms, i)
+                out = buffer.reserve(6 * HEADER_BYTES + job.envelope_size + job.name_size + job.id_size)
+                out = _put_job(out, &job, now_ms)
+                out = put_bulk(out, job.name, job.name_size)
+                if due_ms is not None:
+                    out = _put_number(out, due)
+                    out = put_bulk(out, job.id, 0 if job.id == job.drawn else job.id_size)
+                buffer.advance(out)
+        except BaseException:
+            buffer._len = start
+            raise
+    buffer.commands += 1
+    return answer
+
+
+cdef int _check_columns(Py_ssize_t count, object names, list ids, list retries) except -1:
+    if not isinstance(names, str) and len(<list?>names) != count:
+        raise ValueError(f"{len(names)} names for {count} payloads")
+    if ids is not None and len(ids) != count:
+        raise ValueError(f"{len(ids)} ids for {count} payloads")
+    if retries is not None and len(retries) != count:
+        raise ValueError(f"{len(retries)} retries for {count} payloads")
+    return 0
+
+
+@cython.boundscheck(True)          # the lists are the caller's: another thread may shorten them
+cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids, list retries,
+               UlidFactory ulids, uint64_t now_ms):
+    """Point `job` at row `i`; returns its id. The lists keep what is borrowed alive."""
+    cdef object payload = payloads[i], name = names if isinstance(names, str) else (<list>names)[i]
+    cdef object id = None if ids is None else ids[i], retry = None if retries is None else retries[i]
+    if not PyBytes_CheckExact(payload):
+        raise TypeError(f"payloads[{i}] must be bytes, not {type(payload).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"names[{i}] must be str, not {type(name).__name__}")
+    job.payload = PyBytes_AS_STRING(payload)
+    job.payload_size = PyBytes_GET_SIZE(payload)
+    job.name = PyUnicode_AsUTF8AndSize(name, &job.name_size)
+    if retry is None:
+        job.retry = NULL
+        job.retry_size = 0
+    elif PyBytes_CheckExact(retry):
+        job.retry = PyBytes_AS_STRING(retry)
+        job.retry_size = PyBytes_GET_SIZE(retry)
+    else:
+        raise TypeError(f"retries[{i}] must be bytes or None, not {type(retry).__name__}")
+    if id is None:
+        ulids.step(now_ms)
+        ulids.put(job.drawn)
+        job.id = job.drawn
+        job.id_size = ULID_CHARS
+        id = PyUnicode_FromStringAndSize(job.drawn, ULID_CHARS)
+    elif isinstance(id, str):
+        job.id = PyUnicode_AsUTF8AndSize(id, &job.id_size)
+    else:
+        raise TypeError(f"ids[{i}] must be str or None, not {type(id).__name__}")
+    if job.payload_size > <Py_ssize_t>0xFFFFFFFF or job.id_size > <Py_ssize_t>0xFFFFFFFF:
+        raise ValueError(f"payloads[{i}] or ids[{i}] is beyond 4 GiB")
+    job.envelope_size = envelope_size(job.id_size, job.payload_size, now_ms, 0, job.retry_size)
+    return id
+
+
+@cython.boundscheck(True)
+cdef uint64_t _due(list due_ms, Py_ssize_t i) except? 0:
+    return due_ms[i]
+
+
+cdef char* _put_job(char* out, JobView* job, uint64_t now_ms) noexcept nogil:
+    """The envelope as one argument, encoded in place."""
+    out = put_header(out, c'$', job.envelope_size)
+    out = put_envelope(out, job.id, job.id_size, job.payload, job.payload_size, now_ms, 0, job.retry, job.retry_size)
+    out[0] = c'\r'
+    out[1] = c'\n'
+    return out + 2
+
+
+cdef char* _put_number(char* out, uint64_t number) noexcept nogil:
+    out = put_decimal(put_header(out, c'$', decimal_width(number)), number)
+    out[0] = c'\r'
+    out[1] = c'\n'
+    return out + 2
+
+
+# ── The rest of the data path ────────────────────────────────────────────────────────────────────
+
+
+def xadd(CommandBuffer buffer not None, bytes key not None, fields, *, maxlen=None):
+    """XADD of any flat list `[field, value, …]`, in order: DLQ entries, events."""
+    if not fields or len(fields) % 2:
+        raise ValueError("fields must be a flat list of pairs")
+    cdef Py_ssize_t start = buffer._len
+    try:
+        buffer.write_header(c'*', 3 + (0 if maxlen is None else 3) + len(fields))
+        _write(buffer, b"XADD")
+        _write(buffer, key)
+        if maxlen is not None:
+            _write(buffer, b"MAXLEN")
+            _write(buffer, b"~")
+            buffer.write_argument(maxlen)
+        _write(buffer, b"*")
+        for field in fields:
+            buffer.write_argument(field)
+    except BaseException:
+        buffer._len = start
+        raise
+    buffer.commands += 1
+
+
+def xadd_dlq(CommandBuffer buffer not None, bytes key not None, bytes envelope not None, str name not None,
+             bytes source_id not None, str reason not None, str detail=None, *, extra=None, maxlen=None):
+    """XADD of a dead-lettered entry: `d`, `n` unless empty, `source_id`, `reason`, `detail`, then `extra`."""
+    cdef list fields = [b"d", envelope]
+    if name:
+        fields += [b"n", name]
+    fields += [b"source_id", source_id, b"reason", reason]
+    if detail is not None:
+        fields += [b"detail", detail]
+    if extra:
+        fields += extra
+    xadd(buffer, key, fields, maxlen=maxlen)
+
+
+def xadd_event(CommandBuffer buffer not None, bytes key not None, bytes event not None, str job_id not None,
+               uint64_t ts_ms, str name not None, fields=None, *, maxlen=None):
+    """XADD of a lifecycle event: `e`, `id`, `ts`, `n` unless empty, then `fields`."""
+    cdef list pairs = [b"e", event, b"id", job_id, b"ts", ts_ms]
+    if name:
+        pairs += [b"n", name]
+    if fields:
+        pairs += fields
+    xadd(buffer, key, pairs, maxlen=maxlen)
+
+
+def xackdel(CommandBuffer buffer not None, bytes key not None, bytes group not None, list ids not None):
+    """XACKDEL of many entry ids; one answer per id."""
+    _id_command(buffer, b"XACKDEL", key, group, True, ids)
+
+
+def xack_xdel(CommandBuffer buffer not None, bytes key not None, bytes group not None, list ids not None):
+    """XACK then XDEL of the same ids, for servers without XACKDEL: two commands."""
+    cdef Py_ssize_t start = buffer._len, commands = buffer.commands
+    _id_command(buffer, b"XACK", key, group, False, ids)
+    try:
+        _id_command(buffer, b"XDEL", key, None, False, ids)
+    except BaseException:
+        buffer._len = start
+        buffer.commands = commands
+        raise
+
+
+def evalsha(CommandBuffer buffer not None, bytes sha not None, keys, arguments):
+    """EVALSHA of a loaded script."""
+    cdef Py_ssize_t start = buffer._len
+    try:
+        _evalsha_head(buffer, sha, keys, arguments, 0)
+    except BaseException:
+        buffer._len = start
+        raise
+    buffer.commands += 1
+
+
+def xreadgroup(CommandBuffer buffer not None, bytes group not None, bytes consumer not None, bytes key not None, *,
+               count=None, block_ms=None, claim_min_idle_ms=None, bytes last_id not None=b">"):
+    """XREADGROUP of one stream: new entries (`>`), or the consumer's own pending ones after an id."""
+    cdef list words = [b"XREADGROUP", b"GROUP", group, consumer]
+    if count is not None:
+        words += [b"COUNT", count]
+    if block_ms is not None:
+        words += [b"BLOCK", block_ms]
+    if claim_min_idle_ms is not None:
+        words += [b"CLAIM", claim_min_idle_ms]
+    buffer.command(*words, b"STREAMS", key, last_id)
+
+
+cdef int _id_command(CommandBuffer buffer, bytes name, bytes key, bytes group, bint counted, list ids) except -1:
+    """`name key [group] [IDS n] id…`: acknowledgements are per job, so this one is written raw."""
+    cdef Py_ssize_t start = buffer._len
+    if not ids:
+        raise ValueError("ids must not be empty")
+    try:
+        buffer.write_header(c'*', 2 + (group is not None) + (2 if counted else 0) + len(ids))
+        _write(buffer, name)
+        _write(buffer, key)
+        if group is not None:
+            _write(buffer, group)
+        if counted:
+            _write(buffer, b"IDS")
+            buffer.write_number(len(ids))
+        for id in ids:
+            _write(buffer, <bytes?>id)
+    except BaseException:
+        buffer._len = start
+        raise
+    buffer.commands += 1
+    return 0
+
+
+cdef int _evalsha_head(CommandBuffer buffer, bytes sha, object keys, object arguments, Py_ssize_t more) except -1:
+    buffer.write_header(c'*', 3 + len(keys) + len(arguments) + more)
+    _write(buffer, b"EVALSHA")
+    _write(buffer, sha)
+    buffer.write_number(len(keys))
+    for key in keys:
+        buffer.write_argument(key)
+    for argument in arguments:
+        buffer.write_argument(argument)
+    return 0
+
+
+cdef int _write(CommandBuffer buffer, bytes argument) except -1:
+    return buffer.write_bulk(PyBytes_AS_STRING(argument), PyBytes_GET_SIZE(argument))
+
+
+cdef bytes _arguments(object first, object second, object third=None):
+    """Arguments that repeat in every command of a bulk, framed once."""
+    cdef CommandBuffer frame = CommandBuffer()
+    frame.write_argument(first)
+    frame.write_argument(second)
+    if third is not None:
+        frame.write_argument(third)
+    return bytes(frame)

@@ -1,0 +1,40 @@
+cimport cython
+
+from chasqui._core.envelope cimport EnvelopeView
+from chasqui._core.reply cimport Builder
+
+
+@cython.final
+cdef class Entry:
+    cdef readonly bytes id              # in its stream, such as b"1794797194831-0"
+    cdef readonly bytes envelope        # field `d`, whole; None if there was none
+    cdef readonly str name              # field `n`; empty if there was none
+    cdef readonly dict extra            # every other field, bytes to bytes; None if there was none
+    cdef readonly str fault             # why it cannot run: malformed, oversize_payload, decode_failed, gone
+    cdef readonly str detail            # what exactly was wrong
+    cdef readonly long long idle_ms     # since its last delivery; 0 if the reply did not say
+    cdef readonly long long deliveries  # 0 if the reply did not say
+    cdef EnvelopeView _view             # where the parts are in `envelope`
+
+    cdef bytes _decoded(self)
+
+
+@cython.final
+cdef class EntryBuilder(Builder):
+    cdef readonly str shape
+    cdef int _shape                     # one of Shape
+    cdef Py_ssize_t _max_envelope_bytes
+    cdef int _base                      # the depth at which entries lie in this reply; 0: not a reply of entries
+    cdef list _entries                  # what was built so far
+    cdef bytes _cursor                  # XAUTOCLAIM: where to go on
+    cdef list _deleted                  # XAUTOCLAIM: ids that are no longer in the stream
+    cdef Entry _entry                   # the one under way
+    cdef int _field                     # what the next value is
+    cdef bytes _field_name              # if it is none of ours
+    cdef bytes _name_bytes              # the last name seen: most entries of a batch share theirs
+    cdef str _name
+
+    cdef int _begin(self, int kind) except -1
+    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size, int parent_place) except -1
+    cdef int _text(self, int depth, int place, int parent_place, const char* text, Py_ssize_t size) except -1
+    cdef int _value(self, const char* text, Py_ssize_t size) except -1

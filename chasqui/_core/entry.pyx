@@ -1,0 +1,298 @@
+"""Stream replies straight into entries: no lists of lists in between, nothing decoded twice.
+
+An Entry holds its envelope's bytes once and knows where the parts are; the payload is cut out and
+decoded when its handler's turn comes, not before.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uint32_t
+from libc.string cimport memcmp
+
+from chasqui._core.envelope cimport fault_text, read_envelope, retry_tuple, with_attempt
+from chasqui._core.hiredis cimport (
+    CreateArray, CreateBool, CreateDouble, CreateInteger, CreateNil, CreateString, REDIS_REPLY_ARRAY,
+    REDIS_REPLY_MAP, REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
+)
+from chasqui._core.msgpack cimport Fault
+from chasqui._core.reply cimport (
+    Builder, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
+)
+
+from chasqui._core.reply import ProtocolError
+
+
+cdef enum Shape:
+    STREAMS                     # XREADGROUP of one stream: [[key, entries]] or {key: entries}
+    RANGE                       # XRANGE, XCLAIM, our scripts: entries
+    AUTOCLAIM                   # XAUTOCLAIM: [cursor, entries, deleted ids from Redis 7 on]
+
+cdef enum Field:
+    ENVELOPE_FIELD
+    NAME_FIELD
+    OTHER_FIELD
+
+cdef dict SHAPES = {"streams": STREAMS, "range": RANGE, "autoclaim": AUTOCLAIM}
+
+cdef str MALFORMED = "malformed"
+cdef str OVERSIZE = "oversize_payload"
+cdef str UNDECODABLE = "decode_failed"
+cdef str GONE = "gone"
+cdef str NO_ENVELOPE = "missing or non-bytes payload field"
+
+
+@cython.final
+@cython.no_gc                   # nothing it holds can hold it
+@cython.freelist(1024)
+cdef class Entry:
+    """One stream record. While `fault` is None the envelope's parts can be read."""
+
+    @property
+    def job_id(self):
+        """The job's id; empty where the envelope was not decoded."""
+        return self.envelope[self._view.id_at:self._view.id_at + self._view.id_size].decode() if self.envelope else ""
+
+    @property
+    def payload(self):
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self._decoded()) + self._view.payload_at,
+                                         self._view.payload_size)
+
+    @property
+    def created_at_ms(self):
+        return self._view.created_at_ms
+
+    @property
+    def attempt(self):
+        """Finished runs; 0 where the envelope was not decoded."""
+        return self._view.attempt
+
+    @property
+    def retry(self):
+        """`(max_attempts | None, backoff | None)`, or None where the job overrides nothing."""
+        return retry_tuple(self.envelope, &self._view.retry)
+
+    @property
+    def max_attempts(self):
+        """The job's own limit of runs, or None."""
+        return self._view.retry.max_attempts if self._view.retry.has_max_attempts else None
+
+    def with_attempt(self, uint32_t attempt):
+        """The envelope with another attempt count, every other byte kept."""
+        return with_attempt(self._decoded(), &self._view, attempt)
+
+    cdef bytes _decoded(self):
+        if self.fault is not None:
+            raise ValueError(f"entry {self.id!r} has no readable envelope: {self.fault}")
+        return self.envelope
+
+    def __repr__(self):
+        return f"Entry(id={self.id!r}, name={self.name!r}, job_id={self.job_id!r}, fault={self.fault!r})"
+
+
+@cython.final
+cdef class EntryBuilder(Builder):
+    """Shapes a stream reply: `reader.read(builder)` gives a list of entries.
+
+    `streams` is XREADGROUP of one stream, `range` is XRANGE, XCLAIM or a script that answers like them.
+    `autoclaim` gives `(cursor, entries, deleted ids)`. An entry may be `[id, fields]` or
+    `[id, fields, idle_ms, deliveries]`; a nil entry comes as None. Errors, nil and out-of-band messages
+    come as they are. An envelope longer than `max_envelope_bytes` is kept but not decoded.
+    """
+
+    def __init__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20):
+        if shape not in SHAPES:
+            raise ValueError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
+        self.shape = shape
+        self._shape = SHAPES[shape]
+        self._max_envelope_bytes = max_envelope_bytes
+        self._functions = &ENTRY_FUNCTIONS
+
+    cdef object finish(self, object root):
+        cdef object reply = root
+        if self._base:
+            reply = self._entries
+            if self._shape == AUTOCLAIM:
+                reply = (self._cursor, reply, self._deleted)
+        self._base = 0
+        self._entries = self._deleted = None
+        self._entry = None
+        self._cursor = None
+        return reply
+
+    cdef int _begin(self, int kind) except -1:
+        """The root of a reply is an aggregate: where will its entries lie?"""
+        self._base = 0
+        if self._shape == STREAMS and kind == REDIS_REPLY_ARRAY:
+            self._base = 3
+        elif self._shape == STREAMS and kind == REDIS_REPLY_MAP:
+            self._base = 2
+        elif self._shape == RANGE and kind == REDIS_REPLY_ARRAY:
+            self._base = 1
+        elif self._shape == AUTOCLAIM and kind == REDIS_REPLY_ARRAY:
+            self._base = 2
+            self._deleted = []
+        self._entries = []
+        return 0
+
+    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size, int parent_place) except -1:
+        """An aggregate inside the reply begins."""
+        cdef Entry entry
+        if kind != REDIS_REPLY_ARRAY:
+            raise misshapen(depth)
+        if depth < self._base:
+            if self._shape == STREAMS:
+                if self._base == 3 and depth == 1 and size == 2:
+                    return 0                    # [key, entries]
+                if depth == self._base - 1 and place & 1:
+                    return 0                    # entries
+            elif depth == 1 and place in (1, 2):
+                return 0                        # entries, deleted ids
+        elif depth == self._base:
+            if (size == 2 or size == 4) and (self._shape != AUTOCLAIM or parent_place == 1):
+                entry = Entry.__new__(Entry)
+                entry.name = ""
+                entry.fault = MALFORMED
+                entry.detail = NO_ENVELOPE
+                self._entries.append(entry)
+                self._entry = entry
+                return 0
+        elif depth == self._base + 1 and place == 1 and size & 1 == 0:
+            return 0                            # fields
+        raise misshapen(depth)
+
+    cdef int _text(self, int depth, int place, int parent_place, const char* text, Py_ssize_t size) except -1:
+        """A string inside the reply."""
+        if depth == self._base + 2:
+            if place & 1:
+                return self._value(text, size)
+            if size == 1 and text[0] == c'd' and self._entry.envelope is None:
+                self._field = ENVELOPE_FIELD
+            elif size == 1 and text[0] == c'n':
+                self._field = NAME_FIELD
+            else:
+                self._field = OTHER_FIELD
+                self._field_name = PyBytes_FromStringAndSize(text, size)
+            return 0
+        if depth == self._base + 1 and place == 0:
+            self._entry.id = PyBytes_FromStringAndSize(text, size)
+            return 0
+        if self._shape == AUTOCLAIM:
+            if depth == 1 and place == 0:
+                self._cursor = PyBytes_FromStringAndSize(text, size)
+                return 0
+            if depth == 2 and parent_place == 2:
+                self._deleted.append(PyBytes_FromStringAndSize(text, size))
+                return 0
+        elif self._shape == STREAMS and depth == self._base - 1 and place & 1 == 0:
+            return 0                            # the stream's key
+        raise misshapen(depth)
+
+    cdef int _value(self, const char* text, Py_ssize_t size) except -1:
+        cdef Entry entry = self._entry
+        cdef Fault fault
+        if self._field == ENVELOPE_FIELD:
+            entry.envelope = PyBytes_FromStringAndSize(text, size)
+            entry.detail = None
+            if size > self._max_envelope_bytes:
+                entry.fault = OVERSIZE
+            elif read_envelope(<const unsigned char*>text, size, &entry._view, &fault) == 0:
+                entry.fault = None
+            else:
+                entry._view.id_size = entry._view.attempt = 0
+                entry.fault = UNDECODABLE
+                entry.detail = fault_text(&fault)
+        elif self._field == NAME_FIELD:
+            if self._name_bytes is None or PyBytes_GET_SIZE(self._name_bytes) != size \
+                    or memcmp(PyBytes_AS_STRING(self._name_bytes), text, size) != 0:
+                self._name = text[:size].decode("utf-8", "replace")
+                self._name_bytes = PyBytes_FromStringAndSize(text, size)
+            entry.name = self._name
+        else:
+            if entry.extra is None:
+                entry.extra = {}
+            entry.extra[self._field_name] = PyBytes_FromStringAndSize(text, size)
+        return 0
+
+
+cdef object misshapen(int depth):
+    return ProtocolError(f"Protocol error, not a reply of stream entries at depth {depth}")
+
+
+# ── What hiredis calls ───────────────────────────────────────────────────────────────────────────
+
+cdef redisReplyObjectFunctions ENTRY_FUNCTIONS
+ENTRY_FUNCTIONS.createString = <CreateString>entry_string
+ENTRY_FUNCTIONS.createArray = <CreateArray>entry_array
+ENTRY_FUNCTIONS.createInteger = <CreateInteger>entry_integer
+ENTRY_FUNCTIONS.createDouble = <CreateDouble>entry_double
+ENTRY_FUNCTIONS.createNil = <CreateNil>entry_nil
+ENTRY_FUNCTIONS.createBool = <CreateBool>entry_bool
+ENTRY_FUNCTIONS.freeObject = free_object
+
+
+cdef inline bint is_plain(const redisReadTask* task) noexcept:
+    """A root that is no aggregate, or anything inside a reply that holds no entries."""
+    return task.parent == NULL or (<EntryBuilder>task.privdata)._base == 0
+
+
+cdef void* entry_string(const redisReadTask* task, char* text, size_t size) except NULL:
+    cdef EntryBuilder builder = <EntryBuilder>task.privdata
+    if is_plain(task):
+        return plain_string(task, text, size)
+    if task.type != REDIS_REPLY_STRING:
+        raise misshapen(builder._source.ridx)
+    builder._text(builder._source.ridx, task.idx, task.parent.idx, text, size)
+    return <void*>builder
+
+
+cdef void* entry_array(const redisReadTask* task, size_t size) except NULL:
+    cdef EntryBuilder builder = <EntryBuilder>task.privdata
+    if task.parent == NULL:
+        builder._begin(task.type)
+        if builder._base:
+            Py_INCREF(builder._entries)         # hiredis owns the root until the reply is whole
+            return <void*>builder._entries
+    if builder._base == 0:
+        return plain_array(task, size)
+    builder._open(builder._source.ridx, task.type, task.idx, size, task.parent.idx)
+    return <void*>builder
+
+
+cdef void* entry_integer(const redisReadTask* task, long long number) except NULL:
+    cdef EntryBuilder builder = <EntryBuilder>task.privdata
+    if is_plain(task):
+        return plain_integer(task, number)
+    if builder._source.ridx != builder._base + 1 or not 2 <= task.idx <= 3:
+        raise misshapen(builder._source.ridx)
+    if task.idx == 2:
+        builder._entry.idle_ms = number
+    else:
+        builder._entry.deliveries = number
+    return <void*>builder
+
+
+cdef void* entry_nil(const redisReadTask* task) except NULL:
+    cdef EntryBuilder builder = <EntryBuilder>task.privdata
+    if is_plain(task):
+        return plain_nil(task)
+    if builder._source.ridx == builder._base and (builder._shape != AUTOCLAIM or task.parent.idx == 1):
+        builder._entries.append(None)           # Redis 6.2 answers nil for what was deleted while pending
+    elif builder._source.ridx == builder._base + 1 and task.idx == 1:
+        builder._entry.fault = GONE
+        builder._entry.detail = None
+    else:
+        raise misshapen(builder._source.ridx)
+    return <void*>builder
+
+
+cdef void* entry_double(const redisReadTask* task, double number, char* text, size_t size) except NULL:
+    if is_plain(task):
+        return plain_double(task, number, text, size)
+    raise misshapen((<EntryBuilder>task.privdata)._source.ridx)
+
+
+cdef void* entry_bool(const redisReadTask* task, int truth) except NULL:
+    if is_plain(task):
+        return plain_bool(task, truth)
+    raise misshapen((<EntryBuilder>task.privdata)._source.ridx)

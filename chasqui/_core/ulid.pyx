@@ -1,0 +1,95 @@
+"""Job ids: ULIDs that rise within a process, unique across threads and forks."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t
+from posix.unistd cimport getpid
+
+from os import urandom
+from threading import Lock
+
+
+cdef enum:
+    TIME_BITS = 48
+    HALF_BITS = 40              # the 80 random bits are kept as two halves
+    DRAW_BYTES = 10
+
+cdef uint64_t MAX_TIME = ((<uint64_t>1) << TIME_BITS) - 1
+cdef uint64_t HALF_MASK = ((<uint64_t>1) << HALF_BITS) - 1
+cdef const char* CROCKFORD = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+@cython.final
+cdef class UlidFactory:
+    """Makes ULIDs from the caller's clock. Each is greater than the one before, even when
+    the clock stands still or goes back; a forked child starts from fresh randomness."""
+
+    def __init__(self, entropy=urandom):
+        self._entropy = entropy
+        self._lock = Lock()
+        self._pool = b""
+        self._pid = -1
+
+    def next(self, uint64_t now_ms):
+        """One id, as a str of 26 characters."""
+        cdef char text[ULID_CHARS]
+        with self._lock:
+            self.begin()
+            self.step(now_ms)
+            self.put(text)
+        return text[:ULID_CHARS].decode("ascii")
+
+    cdef int begin(self) except -1:
+        """Before a run of steps: notice a fork. The caller holds the lock."""
+        cdef long pid = getpid()
+        if pid != self._pid:
+            self._pid = pid
+            self._pool = b""
+            self._ms = 0
+            self._draw()
+        return 0
+
+    cdef int step(self, uint64_t now_ms) except -1:
+        """Move to the next id. The caller holds the lock."""
+        if now_ms > MAX_TIME:
+            raise OverflowError(f"the time {now_ms} ms does not fit into a ULID")
+        if now_ms > self._ms:
+            self._ms = now_ms
+            return self._draw()
+        if self._low < HALF_MASK:
+            self._low += 1
+        elif self._high < HALF_MASK:
+            self._low = 0
+            self._high += 1
+        elif self._ms < MAX_TIME:
+            self._ms += 1       # 2^80 ids in a millisecond: borrow from the next one
+            return self._draw()
+        else:
+            raise OverflowError("no ULID is left")
+        return 0
+
+    cdef int _draw(self) except -1:
+        cdef const unsigned char* random
+        cdef int i
+        if self._pool_at + DRAW_BYTES > PyBytes_GET_SIZE(self._pool):
+            self._pool = self._entropy(ENTROPY_BYTES)
+            self._pool_at = 0
+            if PyBytes_GET_SIZE(self._pool) != ENTROPY_BYTES:
+                raise ValueError("the entropy source gave the wrong number of bytes")
+        random = <const unsigned char*>PyBytes_AS_STRING(self._pool) + self._pool_at
+        self._pool_at += DRAW_BYTES
+        self._high = 0
+        self._low = 0
+        for i in range(5):
+            self._high = (self._high << 8) | random[i]
+            self._low = (self._low << 8) | random[i + 5]
+        return 0
+
+    cdef void put(self, char* out) noexcept nogil:
+        """Write the current id: 26 characters, no terminator."""
+        cdef int i
+        for i in range(10):
+            out[i] = CROCKFORD[(self._ms >> (45 - 5 * i)) & 31]
+        for i in range(8):
+            out[10 + i] = CROCKFORD[(self._high >> (35 - 5 * i)) & 31]
+            out[18 + i] = CROCKFORD[(self._low >> (35 - 5 * i)) & 31]
