@@ -5,6 +5,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.built
 CORE := $(wildcard chasqui/_core/*.pyx chasqui/_core/*.pxd)
+SANITIZED := --build-base build/sanitized --build-lib build/sanitized/lib
 PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -15,6 +16,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 build: $(STAMP) ## Make .venv, compile the core and install chasqui into it, editable
+	@true
 
 demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo
@@ -33,6 +35,7 @@ types: build ## Check types
 	@$(BIN)/mypy
 
 fuzz: build ## Feed the core broken input under the sanitizers
+	@CHASQUI_SANITIZE=1 $(BIN)/python setup.py --quiet build $(SANITIZED)
 	@$(BIN)/python -m tests.fuzz
 
 bench: build ## Measure, and write down the numbers
@@ -41,7 +44,8 @@ bench: build ## Measure, and write down the numbers
 servers: build ## Get the servers the tests run on
 	@$(BIN)/python -m tests.servers get
 
-interop-venv: .venv-interop/.built ## Make .venv-interop with the other implementation of the wire format
+interop-venv: .venv-interop/.built ## Make .venv-interop, with the other implementation of the wire format
+	@true
 
 clean: ## Remove everything made here
 	@rm -rf .venv .venv-interop build dist wheelhouse vendor *.egg-info
