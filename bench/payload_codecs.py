@@ -1,0 +1,180 @@
+"""Which msgpack library encodes payloads: measure the candidates, print a markdown table.
+
+    python bench/payload_codecs.py                           print it
+    python bench/payload_codecs.py --write docs/payloads.md  put it between the markers there
+
+Needs `ormsgpack` and `msgspec` (the `dev` extra).
+"""
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import platform
+import sys
+import timeit
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import ormsgpack
+
+MARKERS = ("<!-- begin bench/payload_codecs.py -->", "<!-- end bench/payload_codecs.py -->")
+
+#: A candidate has to be this much faster in both directions, on every payload, to be worth an
+#: extra dependency and a second code path.
+NEEDED = 1.3
+
+PAYLOADS: dict[str, Any] = {
+    "small": {"to": "user@example.com", "n": 123},
+    "an int": 123,
+    "100 ints": list(range(100)),
+    "an order": {
+        "user": {"id": 12345, "name": "Ada", "tags": ["new", "eu"], "active": True},
+        "items": [{"sku": f"sku-{i}", "quantity": i, "price": 9.99} for i in range(10)],
+    },
+    "4 kB of text": {"body": "x" * 4096},
+    "4 kB of bytes": {"body": b"x" * 4096},
+}
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+#: What must be refused: none of it comes back as it went in.
+REFUSED: dict[str, object] = {
+    "tuple": (1, 2),
+    "set": {1, 2},
+    "datetime": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+    "UUID": uuid.UUID(int=1),
+    "Decimal": decimal.Decimal("1.5"),
+    "Enum": Color.RED,
+    "dataclass": Point(),
+    "dict subclass": collections.OrderedDict(a=1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """A library at its best: objects reused, as strict as its options allow."""
+
+    name: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def codecs() -> list[Codec]:
+    """The codec in use first, then the candidates."""
+    strict = (
+        ormsgpack.OPT_PASSTHROUGH_DATACLASS
+        | ormsgpack.OPT_PASSTHROUGH_DATETIME
+        | ormsgpack.OPT_PASSTHROUGH_ENUM
+        | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+        | ormsgpack.OPT_PASSTHROUGH_TUPLE
+        | ormsgpack.OPT_PASSTHROUGH_UUID
+    )
+    pack = msgpack.Packer(use_bin_type=True, strict_types=True).pack
+    return [
+        Codec("msgpack", pack, lambda data: msgpack.unpackb(data, raw=False, strict_map_key=True)),
+        Codec("ormsgpack", lambda value: ormsgpack.packb(value, None, strict), ormsgpack.unpackb),
+        Codec("msgspec", msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode),
+    ]
+
+
+def accepted(codec: Codec) -> list[str]:
+    """What the codec encodes although it should not."""
+    names = []
+    for name, value in REFUSED.items():
+        try:
+            codec.encode(value)
+        except (TypeError, ValueError):
+            continue
+        names.append(name)
+    return names
+
+
+def nanoseconds(calls: list[Callable[[], object]]) -> list[float]:
+    """The best time of each call. Rounds take turns, so that a slow moment hits all alike."""
+    best = [float("inf")] * len(calls)
+    for _ in range(60):
+        for index, call in enumerate(calls):
+            best[index] = min(best[index], timeit.timeit(call, number=1000) * 1e6)
+    return best
+
+
+def report() -> str:
+    """The table and the decision, as markdown."""
+    plain, *candidates = all_codecs = codecs()
+    lines = [
+        f"Nanoseconds a call, the best of 60 rounds; the factor is against {plain.name}. "
+        f"Python {platform.python_version()} on {platform.machine()}; "
+        + ", ".join(f"{codec.name} {version(codec.name)}" for codec in all_codecs)
+        + ".",
+        "",
+        "| payload | direction | " + " | ".join(codec.name for codec in all_codecs) + " |",
+        "| --- | --- |" + " ---: |" * len(all_codecs),
+    ]
+    slowest = {(c.name, d): float("inf") for c in candidates for d in ("encode", "decode")}
+    for title, value in PAYLOADS.items():
+        data = plain.encode(value)
+        for codec in all_codecs:
+            assert codec.encode(value) == data, (codec.name, title)
+            assert codec.decode(data) == value, (codec.name, title)
+        for direction, argument in (("encode", value), ("decode", data)):
+            calls: list[Callable[[], object]] = [
+                functools.partial(getattr(codec, direction), argument) for codec in all_codecs
+            ]
+            base, *others = nanoseconds(calls)
+            cells = [f"{base:.0f}"]
+            for codec, time in zip(candidates, others, strict=True):
+                factor = base / time
+                key = (codec.name, direction)
+                slowest[key] = min(slowest[key], factor)
+                cells.append(f"{time:.0f} ({factor:.1f}x)")
+            lines.append(f"| {title} | {direction} | " + " | ".join(cells) + " |")
+    lines.append("")
+    for codec in candidates:
+        encode, decode = slowest[codec.name, "encode"], slowest[codec.name, "decode"]
+        extra = accepted(codec)
+        taken = min(encode, decode) > NEEDED and not extra
+        lines.append(
+            f"- **{codec.name}: {'taken' if taken else 'not taken'}.** At its worst it encodes "
+            f"at {encode:.1f}x and decodes at {decode:.1f}x; {NEEDED}x is asked of both. "
+            + (f"It cannot be told to refuse: {', '.join(extra)}." if extra else "It is as strict.")
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table between its markers"
+    )
+    target = parser.parse_args().write
+    text = report()
+    if target is None:
+        print(text)
+        return
+    begin, end = MARKERS
+    head, found, rest = target.read_text().partition(begin)
+    tail = rest.partition(end)[2]
+    if not found or not tail:
+        sys.exit(f"{target} has no lines {begin} and {end}")
+    target.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
+
+
+if __name__ == "__main__":
+    main()
