@@ -70,9 +70,9 @@ rm -f chasqui/_core/*.c chasqui/_core/*.so
 $(BIN)/python $(PIP) install --editable '.[dev,embedded,uvloop]'
 endef
 
-.venv-interop/.built: pyproject.toml
+.venv-interop/.built: pyproject.toml | build
 	@$(call venv,.venv-interop)
-	@.venv-interop/bin/python $(PIP) install '.[interop,test]'
+	@.venv-interop/bin/python $(PIP) install --editable '.[interop]'
 	@touch $@
 
 define venv
