@@ -176,6 +176,10 @@ def test_forked_child_does_not_end_the_server(tmp_path: Path) -> None:
         child.start()
         child.join()
         assert child.exitcode == 0
+        with open(tmp_path / "holders", "rb+") as holders:
+            with pytest.raises(BlockingIOError):  # we still hold it
+                fcntl.flock(holders, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(holders, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and the watcher does not
         assert server_pid(server.url) == pid
 
 
@@ -284,14 +288,17 @@ def test_other_urls_are_refused(url: str) -> None:
         embedded.resolve(url)
 
 
-def test_output_of_the_holder_ends_with_the_holder(tmp_path: Path) -> None:
+def test_output_of_the_starter_ends_with_the_starter(tmp_path: Path) -> None:
     program = f"from chasqui import embedded; embedded.resolve({url_of(tmp_path)!r})"
-    with embedded.start(tmp_path):
-        # Would wait for the server's end if the server had inherited the pipes.
+    with open(tmp_path / "holders", "wb") as holders:
+        fcntl.flock(holders, fcntl.LOCK_SH)  # the server outlives the program that started it
+        # Waits for the server's end as well if the server has inherited the pipes.
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, timeout=60, check=True
+            [sys.executable, "-c", program], capture_output=True, timeout=30, check=True
         )
-    assert done.stderr == b""
+        assert done.stderr == b""
+        with embedded.start(tmp_path) as server:
+            assert server_pid(server.url)
 
 
 def test_server_listens_on_no_port(tmp_path: Path) -> None:
