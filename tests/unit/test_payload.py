@@ -129,6 +129,11 @@ def test_values_that_msgpack_cannot_hold(value: object, message: str) -> None:
         encode(value)
 
 
+def test_the_first_fault_is_the_one_that_is_named() -> None:
+    with pytest.raises(TypeError, match=r'^data\["a"\]\[1\] is a set'):
+        encode({"a": [1, set(), (1,)], "b": 2**70})
+
+
 def test_a_value_that_holds_itself() -> None:
     ring: list[Any] = ["x"]
     ring.append({"again": ring})
