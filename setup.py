@@ -76,23 +76,29 @@ def pkg_config(option: str) -> list[str]:
 
 def vendor_hiredis() -> None:
     """Fill VENDOR with the pinned sources, unless they are there."""
-    pin = VENDOR / "SHA256"
-    if pin.exists() and pin.read_text() == HIREDIS_SHA256:
+    if is_vendored():
         return
     sdist = hiredis_sdist()
     VENDOR.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=VENDOR.parent) as scratch, tarfile.open(sdist) as tar:
-        made = Path(scratch, "hiredis")
+        made = Path(scratch, "made")
         made.mkdir()
         for member in tar:
             path = Path(member.name)
             wanted = path.suffix == ".h" or path.name in (*HIREDIS_SOURCES, "COPYING")
             if path.parent == Path(f"hiredis-{HIREDIS}", VENDOR) and wanted:
                 (made / path.name).write_bytes(tar.extractfile(member).read())
-        (made / pin.name).write_text(HIREDIS_SHA256)
-        shutil.rmtree(VENDOR, ignore_errors=True)
-        with suppress(FileExistsError, NotADirectoryError):  # a build beside us was first
+        (made / "SHA256").write_text(HIREDIS_SHA256)
+        if not is_vendored():
+            with suppress(FileNotFoundError):
+                VENDOR.rename(Path(scratch, "outdated"))
+        with suppress(OSError):  # a build beside us was first
             made.rename(VENDOR)
+
+
+def is_vendored() -> bool:
+    pin = VENDOR / "SHA256"
+    return pin.exists() and pin.read_text() == HIREDIS_SHA256
 
 
 def hiredis_sdist() -> Path:
