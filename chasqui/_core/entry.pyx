@@ -17,7 +17,7 @@ from chasqui._core.hiredis cimport (
 )
 from chasqui._core.msgpack cimport Fault
 from chasqui._core.reply cimport (
-    Builder, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
+    Builder, check_size, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
 )
 
 from chasqui._core.reply import ProtocolError
@@ -110,7 +110,7 @@ cdef class EntryBuilder(Builder):
 
     cdef object finish(self, object root):
         cdef object reply = root
-        if self._base:
+        if self._base and root is self._entries:        # else it began before the last stream broke
             reply = self._entries
             if self._shape == AUTOCLAIM:
                 reply = (self._cursor, reply, self._deleted)
@@ -242,6 +242,7 @@ cdef void* entry_string(const redisReadTask* task, char* text, size_t size) exce
         return plain_string(task, text, size)
     if task.type != REDIS_REPLY_STRING:
         raise misshapen(builder._source.ridx)
+    check_size(task, size)
     builder._text(builder._source.ridx, task.idx, task.parent.idx, text, size)
     return <void*>builder
 

@@ -7,6 +7,7 @@ cdef class Builder:
     # Turns what hiredis parses into Python objects while it parses. One reply at a time.
     cdef redisReplyObjectFunctions* _functions  # how hiredis hands over each value
     cdef redisReader* _source                   # whose reply is being built; NULL between replies
+    cdef long long _max_bulk_bytes              # the limit of the reader whose reply it is
     cdef list _keys                             # per depth, the map key whose value comes next
 
     cdef object finish(self, object root)
@@ -35,6 +36,7 @@ cdef class ReplyError:
     cdef readonly str message   # the server's words, code included
 
 
+cdef int check_size(const redisReadTask* task, size_t size) except -1
 cdef void* plain_string(const redisReadTask* task, char* text, size_t size) except NULL
 cdef void* plain_array(const redisReadTask* task, size_t size) except NULL
 cdef void* plain_integer(const redisReadTask* task, long long number) except NULL

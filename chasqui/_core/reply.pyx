@@ -83,6 +83,7 @@ cdef class ReplyError:
 
 
 @cython.final
+@cython.no_gc_clear          # `__dealloc__` needs the builder
 cdef class ReplyReader:
     """Feed it chunks as they come from the network, read replies as they become whole.
 
@@ -104,6 +105,8 @@ cdef class ReplyReader:
     def __dealloc__(self):
         if self._has_view:
             PyBuffer_Release(&self._view)
+        if self._current is not None:           # a reply that never came to its end
+            self._current._source = NULL
         redisReaderFree(self._reader)
 
     def feed(self, chunk not None):
@@ -131,6 +134,7 @@ cdef class ReplyReader:
                     raise RuntimeError("the builder is in the middle of another reader's reply")
                 self._current = builder
                 builder._source = self._reader
+                builder._max_bulk_bytes = self.max_bulk_bytes
                 self._reader.fn = builder._functions
                 self._reader.privdata = <void*>builder
                 if self._reader.ridx == 0:      # hiredis began a reply before its first byte came
@@ -190,7 +194,7 @@ cdef class ReplyReader:
             return 0
         kind = reader.task[reader.ridx].type
         if kind != REDIS_REPLY_STRING and kind != REDIS_REPLY_VERB:
-            if size > MAX_LINE_BYTES:
+            if size > MAX_LINE_BYTES + 1:       # its \r may be here
                 self._fail(f"Protocol error, a line of more than {MAX_LINE_BYTES} bytes")
             return 0
         end = <const char*>memchr(at, c'\r', min(size, <size_t>MAX_LENGTH_DIGITS))
@@ -198,6 +202,8 @@ cdef class ReplyReader:
             if size >= MAX_LENGTH_DIGITS:
                 self._fail("Protocol error, a bulk length that does not end")
             return 0
+        if end + 1 < at + size and end[1] != c'\n':
+            self._fail("Protocol error, a bulk length that does not end")
         while at < end and c'0' <= at[0] <= c'9':
             length = length * 10 + (at[0] - c'0')
             if length > self.max_bulk_bytes:
@@ -263,7 +269,19 @@ PLAIN_FUNCTIONS.createBool = <CreateBool>plain_bool
 PLAIN_FUNCTIONS.freeObject = free_object
 
 
+cdef int check_size(const redisReadTask* task, size_t size) except -1:
+    """Refuse what is too long however it came: `_check_header` sees only what a chunk cut in two."""
+    cdef Builder builder = <Builder>task.privdata
+    if task.type == REDIS_REPLY_STRING or task.type == REDIS_REPLY_VERB:
+        if <long long>size > builder._max_bulk_bytes:
+            raise ProtocolError(f"Protocol error, a bulk string of more than {builder._max_bulk_bytes} bytes")
+    elif size > MAX_LINE_BYTES:
+        raise ProtocolError(f"Protocol error, a line of more than {MAX_LINE_BYTES} bytes")
+    return 0
+
+
 cdef void* plain_string(const redisReadTask* task, char* text, size_t size) except NULL:
+    check_size(task, size)
     if task.type == REDIS_REPLY_ERROR:
         return give(task, ReplyError(text[:size].decode("utf-8", "replace")))
     if task.type == REDIS_REPLY_VERB:
