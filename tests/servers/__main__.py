@@ -16,13 +16,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show which servers this machine has")
     getting = commands.add_parser("get", help="fetch or build the servers that are missing")
-    getting.add_argument(
-        "kinds", nargs="*", choices=[[], *KINDS], metavar="kind", help=", ".join(KINDS)
-    )
+    getting.add_argument("kinds", nargs="*", type=_kind, metavar="kind", help=", ".join(KINDS))
     arguments = parser.parse_args()
     if arguments.command == "list":
         return _list()
-    return _get([KINDS[name] for name in arguments.kinds] or list(KINDS.values()))
+    return _get(arguments.kinds or list(KINDS.values()))
+
+
+def _kind(name: str) -> Kind:
+    if name not in KINDS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KINDS)}")
+    return KINDS[name]
 
 
 def _list() -> int:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _TOOLS = ("redis-server", "redis-cli", "redis-benchmark")
 _KEYRINGS = tuple(
     Path(f"/usr/share/keyrings/debian-archive-keyring.{end}") for end in ("pgp", "gpg")
 )
+_REPORT_EVERY_S = 15.0
 _HINT = "put a redis-server 8.6 on PATH instead"
 
 
@@ -27,15 +29,14 @@ def build_redis(into: Path, report: Callable[[str], None]) -> None:
     for needed in ("apt-get", "make", "cc"):
         if shutil.which(needed) is None:
             raise MissingServerError(f"building Redis 8.6 needs {needed}: install it, or {_HINT}")
-    with tempfile.TemporaryDirectory(prefix="chasqui-redis-") as folder:
-        work = Path(folder)
-        tarball = _download(work, report)
-        source = work / "source"
-        source.mkdir()
-        _run(["tar", "--extract", "--strip-components=1", f"--file={tarball}"], source)
-        _make(source / "src", report)
-        for name in _TOOLS:
-            shutil.copy2(source / "src" / name, into / name)
+    work = into.with_name("work")
+    source = work / "source"
+    source.mkdir(parents=True)
+    tarball = _download(work, report)
+    _run(["tar", "--extract", "--strip-components=1", f"--file={tarball}"], source)
+    _make(source / "src", report)
+    for name in _TOOLS:
+        shutil.copy2(source / "src" / name, into / name)
 
 
 def _download(work: Path, report: Callable[[str], None]) -> Path:
@@ -80,32 +81,29 @@ def _download_from(mirror: str, work: Path) -> Path:
 
 
 def _make(source: Path, report: Callable[[str], None]) -> None:
-    started_s = time.monotonic()
     report("building Redis 8.6: about two minutes on two cores")
-    command = ["make", f"-j{os.cpu_count() or 1}", "BUILD_TLS=no", *_TOOLS]
-    # Run by `make servers`, its flags and job server are not for this make.
+    started_s = reported_s = time.monotonic()
+    # Under `make servers` the flags and job server of that make are not for this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    tail: deque[str] = deque(maxlen=20)
     with subprocess.Popen(
-        command,
+        ["make", f"-j{os.cpu_count() or 1}", "BUILD_TLS=no", *_TOOLS],
         cwd=source,
         env=environment,
         text=True,
+        errors="replace",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as make:
         assert make.stdout is not None
-        tail: list[str] = []
-        compiled = 0
         for line in make.stdout:
-            tail = [*tail[-19:], line]
-            if "CC" in line and ".o" in line:
-                compiled += 1
-                if compiled % 40 == 0:
-                    report(f"{compiled} files compiled, {time.monotonic() - started_s:.0f} s")
+            tail.append(line)
+            if time.monotonic() - reported_s >= _REPORT_EVERY_S:
+                reported_s = time.monotonic()
+                report(f"building for {reported_s - started_s:.0f} s")
     if make.returncode:
-        raise MissingServerError(
-            f"Redis 8.6 does not build here; {_HINT}. The end of make's output:\n{''.join(tail)}"
-        )
+        output = "".join(tail)
+        raise MissingServerError(f"Redis 8.6 does not build here; {_HINT}. make said:\n{output}")
 
 
 def _run(command: list[str], folder: Path) -> str:

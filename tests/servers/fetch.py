@@ -35,6 +35,8 @@ def get(kind: Kind | str, report: Report = lambda line: None) -> Path:
             return find(kind)  # whoever held the lock before us has just got it
         except MissingServerError:
             pass
+        for abandoned in cache.glob(f"{kind.name}.*/"):
+            shutil.rmtree(abandoned)  # by a run that was killed: the lock is ours
         with tempfile.TemporaryDirectory(prefix=f"{kind.name}.", dir=cache) as work:
             made = Path(work) / "made"
             made.mkdir()

@@ -169,6 +169,7 @@ def test_next_start_after_a_crash_gives_the_same_address_and_data(tmp_path: Path
             assert client.get("kept") == b"yes"
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # xdist's threads
 def test_forked_child_does_not_end_the_server(tmp_path: Path) -> None:
     with embedded.start(tmp_path) as server:
         pid = server_pid(server.url)

@@ -85,6 +85,8 @@ def test_many_who_get_at_once_fetch_once(
     empty_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetches: list[Path] = []
+    abandoned = binaries.cache_directory() / "redis-8.6.abandoned"
+    abandoned.mkdir(parents=True)
     everyone = threading.Barrier(8)
 
     def source(into: Path, report: Callable[[str], None]) -> None:
@@ -100,6 +102,7 @@ def test_many_who_get_at_once_fetch_once(
         found = [future.result() for future in [pool.submit(ask) for _ in range(8)]]
     assert set(found) == {binaries.cached(REDIS_86)}
     assert len(fetches) == 1
+    assert not abandoned.exists()
 
 
 @pytest.mark.parametrize("version", ["8.4.0", None])
