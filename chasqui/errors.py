@@ -47,6 +47,14 @@ class AuthenticationError(ChasquiError):
 class ServerError(ChasquiError):
     """The server answered a command with an error; the message is the server's own."""
 
+    def __init__(self, message: str, code: str = "ERR") -> None:
+        super().__init__(message, code)
+        #: The error's first word: `OOM`, `WRONGTYPE`, `MISCONF`.
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 class OutcomeUnknownError(ChasquiError):
     """The command was sent and the answer never came: it may or may not have been applied."""

@@ -65,6 +65,8 @@ class Keys:
     scheduler_lock: bytes = field(init=False, repr=False, compare=False)
     #: While this key exists, workers read nothing new.
     paused: bytes = field(init=False, repr=False, compare=False)
+    #: A list that the promoter sleeps on; an element means that there is a new earliest job.
+    wake: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,8 +81,14 @@ class Keys:
             ("promoter_lock", b"promoter:lock"),
             ("scheduler_lock", b"scheduler:lock"),
             ("paused", b"paused"),
+            ("wake", b"wake"),
         ):
             object.__setattr__(self, name, prefix + suffix)
+
+    @property
+    def pattern(self) -> bytes:
+        """A SCAN pattern for every key of the queue; its name holds no glob characters."""
+        return self._prefix + b"*"
 
     def result(self, job_id: str) -> bytes:
         """The key of the stored return value of a job."""
@@ -102,9 +110,13 @@ class Keys:
         """The key of the hash that holds one repeat spec."""
         return self._prefix + b"repeat:spec:" + spec_key.encode()
 
-    def seq(self, producer_id: str) -> bytes:
-        """The key of the number of the last chunk that a producer has applied."""
-        return self._prefix + b"seq:" + producer_id.encode()
+    def applied(self, producer_id: str, page: int) -> bytes:
+        """The key of the bitmap that says which chunks of a producer are in."""
+        return b"%bapplied:%b:%d" % (self._prefix, producer_id.encode(), page)
+
+    def flags(self, producer_id: str, chunk: int) -> bytes:
+        """The key of what a chunk of jobs with options was answered when it first came."""
+        return b"%bflags:%b:%d" % (self._prefix, producer_id.encode(), chunk)
 
 
 def check_queue_name(name: object) -> str:

@@ -28,7 +28,8 @@ def test_the_keys_of_a_queue() -> None:
     assert keys.dlid("a") == b"{chasqui:mail:eu/1}:dlid:a"
     assert keys.didx("a") == b"{chasqui:mail:eu/1}:didx:a"
     assert keys.unique("a") == b"{chasqui:mail:eu/1}:unique:a"
-    assert keys.seq("p") == b"{chasqui:mail:eu/1}:seq:p"
+    assert keys.applied("p", 3) == b"{chasqui:mail:eu/1}:applied:p:3"
+    assert keys.flags("p", 7) == b"{chasqui:mail:eu/1}:flags:p:7"
     assert keys.repeat_spec("j::every:5") == b"{chasqui:mail:eu/1}:repeat:spec:j::every:5"
 
 
@@ -46,7 +47,7 @@ def test_no_two_things_share_a_key(queue: str, other: str, job_id: str, other_id
     def everything(name: str, some_id: str) -> list[bytes]:
         keys = Keys(name)
         fixed = [getattr(keys, field.name) for field in dataclasses.fields(keys)[1:-1]]
-        makers = (keys.result, keys.dlid, keys.didx, keys.unique, keys.repeat_spec, keys.seq)
+        makers = (keys.result, keys.dlid, keys.didx, keys.unique, keys.repeat_spec)
         return fixed + [make(some_id) for make in makers]
 
     here = everything(queue, job_id)

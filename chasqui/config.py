@@ -1,0 +1,160 @@
+"""Settings, checked once when they are made: whoever holds one holds a valid one."""
+
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+DEFAULT_URL: Final = "redis://127.0.0.1:6379"
+
+#: Asked before every AUTH, on reconnects too; gets the host, gives (username, password).
+CredentialProvider: TypeAlias = Callable[[str | None], Awaitable[tuple[str | None, str | None]]]
+
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "embedded")
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+class Secret:
+    """A password that no repr, log or traceback shows."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the server is and how to get in. `repr` and `str` never hold the password."""
+
+    kind: str  # single, sentinel, cluster, embedded
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str | None = None  # of a unix socket, or the directory of an embedded server
+    username: str | None = None
+    password: Secret | None = field(default=None, repr=False)
+    db: int = 0
+    service: str | None = None  # what Sentinel calls the primary
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def parse(
+        cls, url: str | None = None, *, tls: bool = False, tls_context: ssl.SSLContext | None = None
+    ) -> "Endpoint":
+        """The endpoint of a URL; None takes CHASQUI_URL, REDIS_URL or the local default."""
+        if url is None:
+            url = os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL") or DEFAULT_URL
+        if not isinstance(url, str):
+            raise TypeError(f"redis_url must be a str, got {type(url).__name__}")
+        if any(ord(char) < 33 or ord(char) == 127 for char in url):
+            raise ValueError("redis_url must hold no spaces or control characters")
+        scheme = url.partition("://")[0].lower() if "://" in url else ""
+        if scheme not in _SCHEMES:
+            raise ValueError(
+                f"redis_url must start with one of {', '.join(s + '://' for s in _SCHEMES)}"
+                + (f", not {scheme}://" if scheme else "")
+            )
+        if scheme == "embedded":
+            return cls("embedded", path=unquote(urlsplit(url).path) or None)
+        return _parse_network(url, scheme, tls, tls_context)
+
+    def __str__(self) -> str:
+        """For people: never with credentials."""
+        if self.kind == "embedded":
+            return f"embedded://{self.path or ''}"
+        if self.path is not None:
+            return f"unix://{self.path}"
+        where = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return where if self.service is None else f"{where} (service {self.service})"
+
+    def at(self, host: str, port: int) -> "Endpoint":
+        """The same way in, at one particular node."""
+        return replace(self, kind="single", hosts=((host, port),), service=None)
+
+
+def _parse_network(
+    url: str, scheme: str, tls: bool, tls_context: ssl.SSLContext | None
+) -> Endpoint:
+    parts = urlsplit(url)
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    user, _, place = parts.netloc.rpartition("@")
+    username, _, password = user.partition(":")
+    wants_tls = scheme == "rediss" or tls or tls_context is not None
+    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
+    service = path = None
+    hosts: tuple[tuple[str, int], ...] = ()
+    kind = "single"
+    if scheme == "unix":
+        path, segments = unquote(parts.path), []
+        if not path:
+            raise ValueError("redis_url needs the path of a socket: unix:///path/to/socket")
+    else:
+        kind = scheme.removeprefix("redis+") if "+" in scheme else "single"
+        hosts = _hosts(place, 26379 if kind == "sentinel" else 6379)
+    if kind == "sentinel":
+        service = segments.pop(0) if segments else "mymaster"
+    if len(segments) > 1:
+        raise ValueError("redis_url has more behind its host than a database number")
+    db = _db(segments[0] if segments else options.pop("db", "0"))
+    if kind == "cluster" and db:
+        raise ValueError("redis_url names a database, and a cluster has only database 0")
+    if unknown := [name for name in options if name not in _TLS_FILES]:
+        raise ValueError(
+            f"redis_url has an option that is not taken there: {unknown[0]!r}"
+            f" (allowed: db, {', '.join(_TLS_FILES)})"
+        )
+    if options and not wants_tls:
+        raise ValueError("redis_url names TLS files but is not rediss://")
+    return Endpoint(
+        kind,
+        hosts,
+        path,
+        unquote(username) or None,
+        Secret(unquote(password)) if password else None,
+        db,
+        service,
+        (tls_context or _tls_context(options)) if wants_tls else None,
+    )
+
+
+def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:
+    hosts = []
+    for one in place.split(",") if place else ["127.0.0.1"]:
+        host, port = one, ""
+        if one.startswith("["):
+            host, _, rest = one[1:].partition("]")
+            port = rest.removeprefix(":")
+        elif ":" in one:
+            host, _, port = one.rpartition(":")
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError("redis_url has a port that is not a number from 1 to 65535")
+        hosts.append((host or "127.0.0.1", int(port) if port else default_port))
+    return tuple(hosts)
+
+
+def _db(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("redis_url has a database that is not a number")
+    return int(text)
+
+
+def _tls_context(files: dict[str, str]) -> ssl.SSLContext:
+    """Chain and host name are always checked; whoever wants less passes a context of his own."""
+    context = ssl.create_default_context(cafile=files.get("ssl_ca_certs"))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate := files.get("ssl_certfile"):
+        context.load_cert_chain(certificate, files.get("ssl_keyfile"))
+    return context

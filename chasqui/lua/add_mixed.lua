@@ -1,0 +1,83 @@
+-- add_mixed: put a chunk of jobs with options where each belongs, once however often it is sent.
+-- KEYS  1 stream   2 delayed set   3 flags (what the chunk's first arrival answered)   4 wake list
+--       then per delayed job: didx; per unique job: unique, dlid
+-- ARGV  1 seconds to remember the flags   2 most entries to keep in the stream, or ''
+--       3 most jobs that may wait, or ''   4 seconds that an id stays unique
+--       5 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
+--       then per job: envelope, name, due (ms; 0 if not delayed)
+-- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
+-- A new earliest job rings the wake list, which the promoter sleeps on.
+local flags = redis.call('GET', KEYS[3])
+if flags then
+  return flags
+end
+local stream, delayed, keep, kinds = KEYS[1], KEYS[2], ARGV[2], ARGV[5]
+local jobs = #kinds
+if ARGV[3] ~= '' then
+  local depth = redis.call('XLEN', stream)
+  if depth + jobs > tonumber(ARGV[3]) then
+    return {depth}
+  end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+local earliest = tonumber(first[2])
+local rings = false
+local added = {}
+local key = 5
+for i = 1, jobs do
+  local kind = string.byte(kinds, i) - 48
+  local at = 3 * i + 3
+  local envelope, name, due = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  local is_delayed, is_unique = kind % 2 == 1, math.floor(kind / 2) % 2 == 1
+  if kind >= 4 then
+    due = now + due
+  end
+  local didx, unique, dlid
+  if is_delayed then
+    didx = KEYS[key]
+    key = key + 1
+  end
+  if is_unique then
+    unique, dlid = KEYS[key], KEYS[key + 1]
+    key = key + 2
+  end
+  if is_unique and redis.call('EXISTS', unique, dlid) > 0 then
+    added[i] = '0'
+  else
+    added[i] = '1'
+    if is_delayed then
+      local member = struct.pack('<I4', #name) .. name .. envelope
+      local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600
+      redis.call('ZADD', delayed, string.format('%.0f', due), member)
+      redis.call('SET', didx, member, 'EX', ttl)
+      if is_unique then
+        redis.call('SET', dlid, '1', 'EX', ttl)
+      end
+      if not earliest or due < earliest then
+        earliest, rings = due, true
+      end
+    else
+      local fields = {stream, '*', 'd', envelope}
+      if keep ~= '' then
+        fields = {stream, 'MAXLEN', '~', keep, '*', 'd', envelope}
+      end
+      if name ~= '' then
+        fields[#fields + 1] = 'n'
+        fields[#fields + 1] = name
+      end
+      redis.call('XADD', unpack(fields))
+      if is_unique then
+        redis.call('SET', unique, '1', 'EX', ARGV[4])
+      end
+    end
+  end
+end
+if rings and redis.call('EXISTS', KEYS[4]) == 0 then
+  redis.call('LPUSH', KEYS[4], '1')
+  redis.call('EXPIRE', KEYS[4], 60)
+end
+flags = table.concat(added)
+redis.call('SET', KEYS[3], flags, 'EX', ARGV[1])
+return flags

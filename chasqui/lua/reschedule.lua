@@ -1,0 +1,23 @@
+-- reschedule: give a delayed job another due time.
+-- KEYS  1 delayed set   2 didx   3 dlid   4 wake list
+-- ARGV  1 due (ms)   2 '1' if due counts from now
+-- Returns 1 moved, 0 the job is no longer delayed. Markers live an hour longer than the new due time.
+local member = redis.call('GET', KEYS[2])
+if not member or not redis.call('ZSCORE', KEYS[1], member) then
+  return 0
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = tonumber(ARGV[1])
+if ARGV[2] == '1' then
+  due = now + due
+end
+redis.call('ZADD', KEYS[1], string.format('%.0f', due), member)
+local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600
+redis.call('EXPIRE', KEYS[2], ttl)
+redis.call('EXPIRE', KEYS[3], ttl)
+if redis.call('ZRANGE', KEYS[1], 0, 0)[1] == member and redis.call('EXISTS', KEYS[4]) == 0 then
+  redis.call('LPUSH', KEYS[4], '1')
+  redis.call('EXPIRE', KEYS[4], 60)
+end
+return 1

@@ -1,0 +1,107 @@
+"""What goes to the server and what becomes of it when the link drops: data, no I/O.
+
+Operations are written once, as generators that yield requests and get replies (`Plan`); the asyncio
+and the blocking connection both run them.
+"""
+
+import enum
+from collections.abc import Generator, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.reply import Builder, ReplyError
+
+T = TypeVar("T")
+
+#: Yields a request and is sent its reply, or yields several and is sent a list with each one's reply
+#: or exception; returns the operation's result.
+Plan: TypeAlias = Generator["Request | Iterable[Request]", Any, T]
+
+
+class Effect(enum.Enum):
+    """What a request does to the server, and so what a lost reply means."""
+
+    #: Changes nothing: sent again.
+    READ = enum.auto()
+    #: Done twice is done once: sent again.
+    IDEMPOTENT = enum.auto()
+    #: Never sent again once it may have been applied: OutcomeUnknownError.
+    ONCE = enum.auto()
+
+
+class Script:
+    """A Lua transition: its text and the name that Redis caches it under."""
+
+    __slots__ = ("name", "sha", "source")
+
+    def __init__(self, name: str, source: bytes, sha: bytes) -> None:
+        self.name = name
+        self.source = source
+        self.sha = sha
+
+    def __repr__(self) -> str:
+        return f"Script({self.name!r})"
+
+
+class Request:
+    """One or more commands, encoded, with the number of replies they bring.
+
+    With one reply the result is that reply, else the list of them. An error reply is raised, unless
+    `raises` is False; then it is in the result as a ReplyError.
+    """
+
+    __slots__ = (
+        "builder",
+        "count",
+        "deadline_s",
+        "effect",
+        "frame",
+        "future",
+        "raises",
+        "replies",
+        "script",
+        "timeout_s",
+        "tries",
+        "was_sent",
+    )
+
+    def __init__(
+        self,
+        frame: bytes,
+        effect: Effect,
+        *,
+        count: int = 1,
+        builder: Builder | None = None,
+        script: Script | None = None,
+        raises: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.frame = frame
+        self.effect = effect
+        self.count = count
+        self.builder = builder
+        self.script = script
+        self.raises = raises
+        #: None: the connection's own.
+        self.timeout_s = timeout_s
+        # What the connection notes on the way:
+        self.future: Any = None
+        self.replies: list[Any] = []
+        self.deadline_s = 0.0
+        self.tries = 0
+        self.was_sent = False
+
+
+def commands(*calls: tuple[Any, ...], effect: Effect, **options: Any) -> Request:
+    """A request of plain commands, each a tuple of arguments."""
+    buffer = CommandBuffer()
+    for call in calls:
+        buffer.command(*call)
+    return Request(bytes(buffer), effect, count=len(calls), **options)
+
+
+def first_error(request: Request, reply: Any) -> ReplyError | None:
+    """The first error among a request's replies."""
+    if request.count == 1:
+        return reply if type(reply) is ReplyError else None
+    return next((one for one in reply if type(one) is ReplyError), None)

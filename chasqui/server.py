@@ -1,0 +1,218 @@
+"""What this server can do, asked of each new connection, and what its error replies mean.
+
+Versions lie (managed services, forks), so a capability is taken from COMMAND INFO or from a trial
+call. The version only ever takes a capability away, where its form is known to be unsafe.
+"""
+
+import enum
+import logging
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from chasqui._core.reply import ReplyError
+from chasqui.config import Secret
+from chasqui.errors import AuthenticationError, ChasquiError, ServerError
+
+logger = logging.getLogger(__name__)
+
+Version: TypeAlias = tuple[int, int, int]
+
+#: Below these a server has a hole that concerns us: a Lua sandbox escape, a crash or corruption by
+#: commands of ours, a use after free that hits blocked readers.
+_SAFE_FROM: dict[tuple[int, int], Version] = {
+    (6, 2): (6, 2, 20),
+    (7, 0): (7, 2, 11),
+    (7, 2): (7, 2, 11),
+    (7, 4): (7, 4, 6),
+    (8, 2): (8, 2, 3),
+    (8, 6): (8, 6, 3),
+}
+_warned: set[tuple[str, Version]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProfile:
+    """What one connection's server is and can do."""
+
+    name: str
+    version: Version
+    #: XACKDEL of many ids is there and sound.
+    xackdel: bool = False
+    #: XREADGROUP takes CLAIM. False where nobody asked: only readers do.
+    claim: bool = False
+    waitaof: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+def handshake(
+    *,
+    username: str | None,
+    password: Secret | None,
+    db: int,
+    client_name: str,
+    library: str,
+    probe_stream: bytes | None = None,
+) -> Generator[list[tuple[Any, ...]], list[Any], ServerProfile]:
+    """The first talk with a server: yields pipelines, is sent their replies, returns the profile.
+
+    `probe_stream` is where a reader would read; with it the CLAIM form is tried, on a group that
+    does not exist, so that nothing is delivered.
+    """
+    secret = () if password is None else (username or "default", password.reveal())
+    hello: tuple[Any, ...] = ("HELLO", 3, *(("AUTH", *secret) if secret else ()))
+    (answer,) = yield [(*hello, "SETNAME", client_name)]
+    calls: list[tuple[Any, ...]] = []
+    if isinstance(answer, ReplyError):
+        _refuse_credentials(answer)
+        if not _is_unknown(answer):
+            raise exception_for(answer)
+        # Older than RESP3, or told to refuse it: the same by single commands.
+        calls = [("AUTH", *secret)] if secret and username else [("AUTH", *secret[1:])]
+        calls = calls if secret else []
+        calls += [("CLIENT", "SETNAME", client_name), ("INFO", "server")]
+        replies = yield calls
+        for reply in replies[:-1]:
+            if isinstance(reply, ReplyError):
+                _refuse_credentials(reply)
+        name, version = _from_info(replies[-1])
+    else:
+        name, version = _from_hello(answer)
+    calls = [
+        ("CLIENT", "SETINFO", "LIB-NAME", "chasqui"),
+        ("CLIENT", "SETINFO", "LIB-VER", library),
+        ("COMMAND", "INFO", "XACKDEL", "WAITAOF"),
+        ("SELECT", db),
+    ]
+    if probe_stream is not None:
+        trial = ("GROUP", "chasqui-probe", "chasqui-probe", "CLAIM", 1)
+        calls.append(("XREADGROUP", *trial, "STREAMS", probe_stream, ">"))
+    if db == 0:
+        del calls[3]
+    replies = yield calls
+    _, _, infos, *rest = replies
+    if db and isinstance(rest[0], ReplyError):
+        raise exception_for(rest[0])
+    known = [bool(info) for info in infos] if isinstance(infos, list) else [False, False]
+    can_claim = probe_stream is not None and _took_claim(rest[-1])
+    profile = ServerProfile(
+        name,
+        version,
+        xackdel=known[0] and not (8, 2, 0) <= version < (8, 2, 3),
+        claim=can_claim,
+        waitaof=known[1],
+    )
+    _warn_if_unsafe(profile)
+    return profile
+
+
+class Answer(enum.Enum):
+    """What to do about an error reply. None of them means that the command was applied."""
+
+    RAISE = enum.auto()
+    #: The server is busy with itself: send it again in a moment.
+    WAIT = enum.auto()
+    #: This is not the right server any more, or it forgot who we are: find it anew.
+    REDIAL = enum.auto()
+    #: Another node has this slot for this one command.
+    ASK = enum.auto()
+    #: The script is not in the server's cache: load it, send it again.
+    LOAD = enum.auto()
+
+
+_ANSWERS = {
+    "LOADING": Answer.WAIT,
+    "BUSY": Answer.WAIT,
+    "TRYAGAIN": Answer.WAIT,
+    "CLUSTERDOWN": Answer.WAIT,
+    "MASTERDOWN": Answer.WAIT,
+    "READONLY": Answer.REDIAL,
+    "MOVED": Answer.REDIAL,
+    "NOAUTH": Answer.REDIAL,
+    "UNBLOCKED": Answer.REDIAL,
+    "ASK": Answer.ASK,
+    "NOSCRIPT": Answer.LOAD,
+}
+# A script passes on the error of a command inside it: "ERR Error running script … -READONLY …",
+# or, from 7.0 on, with the code in front as usual and the script's name behind.
+_INNER = re.compile(r"-(READONLY|OOM|MISCONF|NOPERM|WRONGTYPE|MOVED|CLUSTERDOWN|TRYAGAIN)\b")
+
+
+def answer_to(error: ReplyError) -> Answer:
+    """What an error reply asks of us."""
+    return _ANSWERS.get(_code(error), Answer.RAISE)
+
+
+def moved_to(error: ReplyError) -> tuple[str, int] | None:
+    """The node that a MOVED or ASK reply names; None where it leaves the host open."""
+    words = error.message.split()
+    if len(words) < 3 or words[0] not in ("MOVED", "ASK"):
+        return None
+    host, _, port = words[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+
+
+def exception_for(error: ReplyError) -> ChasquiError:
+    """The exception that a caller gets for an error reply."""
+    code = _code(error)
+    if code in ("NOAUTH", "WRONGPASS", "NOPERM"):
+        return AuthenticationError(error.message)
+    return ServerError(error.message, code=code)
+
+
+def _code(error: ReplyError) -> str:
+    code = error.code
+    if code == "ERR" and (inner := _INNER.search(error.message)):
+        return inner[1]
+    return code
+
+
+def _is_unknown(error: ReplyError) -> bool:
+    text = error.message.lower()
+    return error.code == "NOPROTO" or "unknown command" in text or "syntax error" in text
+
+
+def _refuse_credentials(error: ReplyError) -> None:
+    text = error.message
+    if error.code in ("WRONGPASS", "NOAUTH", "NOPERM") or "AUTH" in text:
+        raise AuthenticationError(text)
+
+
+def _took_claim(reply: Any) -> bool:
+    """NOGROUP means that the words were understood; anything else that they were not."""
+    return isinstance(reply, ReplyError) and reply.code == "NOGROUP"
+
+
+def _from_hello(answer: Any) -> tuple[str, Version]:
+    facts = answer if isinstance(answer, dict) else {}
+    name = facts.get(b"server", b"redis")
+    return name.decode(errors="replace"), _version(facts.get(b"version", b""))
+
+
+def _from_info(reply: Any) -> tuple[str, Version]:
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
+    facts = dict(line.partition(":")[::2] for line in text.splitlines())
+    name = "valkey" if "valkey_version" in facts else "redis"
+    return name, _version(facts.get(f"{name}_version", "").encode())
+
+
+def _version(text: bytes) -> Version:
+    numbers = [int(part) for part in re.findall(rb"\d+", text)[:3]]
+    major, minor, patch = (numbers + [0, 0, 0])[:3]
+    return major, minor, patch
+
+
+def _warn_if_unsafe(profile: ServerProfile) -> None:
+    safe = _SAFE_FROM.get(profile.version[:2])
+    seen = (profile.name, profile.version)
+    if profile.name != "redis" or safe is None or profile.version >= safe or seen in _warned:
+        return
+    _warned.add(seen)
+    logger.warning(
+        "%s has known holes that concern a queue: upgrade to %s or newer",
+        profile,
+        ".".join(map(str, safe)),
+    )
