@@ -52,31 +52,30 @@ def xadd_jobs(CommandBuffer buffer not None, bytes key not None, UlidFactory uli
     if producer is not None:
         fixed += 4 * HEADER_BYTES + PyBytes_GET_SIZE(producer)
     _check_columns(count, names, ids, retries)
-    with ulids._lock:
-        ulids.begin()
-        try:
-            for i in range(count):
-                answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
-                out = buffer.reserve(fixed + job.id_size + job.envelope_size + job.name_size)
-                out = put_header(out, c'*', arguments + (2 if job.name_size else 0))
-                memcpy(out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
-                out += PyBytes_GET_SIZE(before)
-                if producer is not None:
-                    out = put_bulk(out, b"IDMP", 4)
-                    out = put_bulk(out, PyBytes_AS_STRING(producer), PyBytes_GET_SIZE(producer))
-                    out = put_bulk(out, job.id, job.id_size)
-                memcpy(out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
-                out += PyBytes_GET_SIZE(after)
-                out = put_bulk(out, b"*", 1)
-                out = put_bulk(out, b"d", 1)
-                out = _put_job(out, &job, now_ms)
-                if job.name_size:
-                    out = put_bulk(out, b"n", 1)
-                    out = put_bulk(out, job.name, job.name_size)
-                buffer.advance(out)
-        except BaseException:
-            buffer._len = start
-            raise
+    ulids.begin()
+    try:
+        for i in range(count):
+            answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
+            out = buffer.reserve(fixed + job.id_size + job.envelope_size + job.name_size)
+            out = put_header(out, c'*', arguments + (2 if job.name_size else 0))
+            memcpy(out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+            out += PyBytes_GET_SIZE(before)
+            if producer is not None:
+                out = put_bulk(out, b"IDMP", 4)
+                out = put_bulk(out, PyBytes_AS_STRING(producer), PyBytes_GET_SIZE(producer))
+                out = put_bulk(out, job.id, job.id_size)
+            memcpy(out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+            out += PyBytes_GET_SIZE(after)
+            out = put_bulk(out, b"*", 1)
+            out = put_bulk(out, b"d", 1)
+            out = _put_job(out, &job, now_ms)
+            if job.name_size:
+                out = put_bulk(out, b"n", 1)
+                out = put_bulk(out, job.name, job.name_size)
+            buffer.advance(out)
+    except BaseException:
+        buffer._len = start
+        raise
     buffer.commands += count
     return answer
 
@@ -98,24 +97,23 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
     _check_columns(count, names, ids, retries)
     if due_ms is not None and len(due_ms) != count:
         raise ValueError(f"{len(due_ms)} due times for {count} payloads")
-    with ulids._lock:
-        ulids.begin()
-        try:
-            _evalsha_head(buffer, sha, keys, arguments, per_job * count)
-            for i in range(count):
-                answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
-                if due_ms is not None:
-                    due = _due(due_ms, i)
-                out = buffer.reserve(6 * HEADER_BYTES + job.envelope_size + job.name_size + job.id_size)
-                out = _put_job(out, &job, now_ms)
-                out = put_bulk(out, job.name, job.name_size)
-                if due_ms is not None:
-                    out = _put_number(out, due)
-                    out = put_bulk(out, job.id, 0 if job.id == job.drawn else job.id_size)
-                buffer.advance(out)
-        except BaseException:
-            buffer._len = start
-            raise
+    ulids.begin()
+    try:
+        _evalsha_head(buffer, sha, keys, arguments, per_job * count)
+        for i in range(count):
+            if due_ms is not None:
+                due = _due(due_ms, i)
+            answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
+            out = buffer.reserve(6 * HEADER_BYTES + job.envelope_size + job.name_size + job.id_size)
+            out = _put_job(out, &job, now_ms)
+            out = put_bulk(out, job.name, job.name_size)
+            if due_ms is not None:
+                out = _put_number(out, due)
+                out = put_bulk(out, job.id, 0 if job.id == job.drawn else job.id_size)
+            buffer.advance(out)
+    except BaseException:
+        buffer._len = start
+        raise
     buffer.commands += 1
     return answer
 
@@ -133,9 +131,14 @@ cdef int _check_columns(Py_ssize_t count, object names, list ids, list retries) 
 @cython.boundscheck(True)          # the lists are the caller's: another thread may shorten them
 cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids, list retries,
                UlidFactory ulids, uint64_t now_ms):
-    """Point `job` at row `i`; returns its id. The lists keep what is borrowed alive."""
+    """Point `job` at row `i`; returns its id. The lists keep what is borrowed alive: from the first
+    pointer taken here to the end of the frame no Python code may run."""
+    cdef object id = None if ids is None else ids[i]
+    if id is None:
+        ulids.step(now_ms)
+        ulids.put(job.drawn)
     cdef object payload = payloads[i], name = names if isinstance(names, str) else (<list>names)[i]
-    cdef object id = None if ids is None else ids[i], retry = None if retries is None else retries[i]
+    cdef object retry = None if retries is None else retries[i]
     if not PyBytes_CheckExact(payload):
         raise TypeError(f"payloads[{i}] must be bytes, not {type(payload).__name__}")
     if not isinstance(name, str):
@@ -152,8 +155,6 @@ cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids
     else:
         raise TypeError(f"retries[{i}] must be bytes or None, not {type(retry).__name__}")
     if id is None:
-        ulids.step(now_ms)
-        ulids.put(job.drawn)
         job.id = job.drawn
         job.id_size = ULID_CHARS
         id = PyUnicode_FromStringAndSize(job.drawn, ULID_CHARS)

@@ -8,16 +8,16 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
-from chasqui._core.envelope cimport fault_text, read_envelope, retry_tuple, with_attempt
+from chasqui._core.envelope cimport EnvelopeView, fault_text, read_envelope, retry_tuple, with_attempt
 from chasqui._core.hiredis cimport (
     CreateArray, CreateBool, CreateDouble, CreateInteger, CreateNil, CreateString, REDIS_REPLY_ARRAY,
     REDIS_REPLY_MAP, REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
 )
 from chasqui._core.msgpack cimport Fault
 from chasqui._core.reply cimport (
-    Builder, check_size, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
+    Builder, check_text, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
 )
 
 from chasqui._core.reply import ProtocolError
@@ -82,7 +82,7 @@ cdef class Entry:
         return with_attempt(self._decoded(), &self._view, attempt)
 
     cdef bytes _decoded(self):
-        if self.fault is not None:
+        if self.fault is not None or self.envelope is None:
             raise ValueError(f"entry {self.id!r} has no readable envelope: {self.fault}")
         return self.envelope
 
@@ -100,7 +100,7 @@ cdef class EntryBuilder(Builder):
     come as they are. An envelope longer than `max_envelope_bytes` is kept but not decoded.
     """
 
-    def __init__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20):
+    def __cinit__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20):
         if shape not in SHAPES:
             raise ValueError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
         self.shape = shape
@@ -109,20 +109,21 @@ cdef class EntryBuilder(Builder):
         self._functions = &ENTRY_FUNCTIONS
 
     cdef object finish(self, object root):
-        cdef object reply = root
-        if self._base and root is self._entries:        # else it began before the last stream broke
-            reply = self._entries
-            if self._shape == AUTOCLAIM:
-                reply = (self._cursor, reply, self._deleted)
+        if self._base == 0:
+            return root
+        if self._shape == AUTOCLAIM:
+            return self._cursor, self._entries, self._deleted
+        return self._entries
+
+    cdef int reset(self) except -1:
         self._base = 0
         self._entries = self._deleted = None
         self._entry = None
         self._cursor = None
-        return reply
+        return 0
 
     cdef int _begin(self, int kind) except -1:
         """The root of a reply is an aggregate: where will its entries lie?"""
-        self._base = 0
         if self._shape == STREAMS and kind == REDIS_REPLY_ARRAY:
             self._base = 3
         elif self._shape == STREAMS and kind == REDIS_REPLY_MAP:
@@ -199,7 +200,7 @@ cdef class EntryBuilder(Builder):
             elif read_envelope(<const unsigned char*>text, size, &entry._view, &fault) == 0:
                 entry.fault = None
             else:
-                entry._view.id_size = entry._view.attempt = 0
+                memset(&entry._view, 0, sizeof(EnvelopeView))
                 entry.fault = UNDECODABLE
                 entry.detail = fault_text(&fault)
         elif self._field == NAME_FIELD:
@@ -242,7 +243,7 @@ cdef void* entry_string(const redisReadTask* task, char* text, size_t size) exce
         return plain_string(task, text, size)
     if task.type != REDIS_REPLY_STRING:
         raise misshapen(builder._source.ridx)
-    check_size(task, size)
+    check_text(task, text, size)
     builder._text(builder._source.ridx, task.idx, task.parent.idx, text, size)
     return <void*>builder
 

@@ -241,7 +241,10 @@ cdef object retry_tuple(bytes data, RetryView* view):
 
 cdef bytes with_attempt(bytes data, EnvelopeView* view, uint32_t attempt):
     """A copy of the envelope whose attempt is another; what a newer peer put behind it is kept."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data) - (view.attempt_end - view.attempt_at) + uint_size(attempt)
+    cdef Py_ssize_t size
+    if data is None:
+        raise ValueError("there is no envelope")
+    size = PyBytes_GET_SIZE(data) - (view.attempt_end - view.attempt_at) + uint_size(attempt)
     cdef bytes copy = PyBytes_FromStringAndSize(NULL, size)
     cdef const char* source = PyBytes_AS_STRING(data)
     cdef char* out = PyBytes_AS_STRING(copy)

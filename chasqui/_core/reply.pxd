@@ -11,6 +11,7 @@ cdef class Builder:
     cdef list _keys                             # per depth, the map key whose value comes next
 
     cdef object finish(self, object root)
+    cdef int reset(self) except -1
 
 
 @cython.final
@@ -18,12 +19,17 @@ cdef class ReplyReader:
     cdef redisReader* _reader
     cdef Builder _plain         # builds what nobody asked for in another shape
     cdef Builder _current       # builds the reply under way; None between replies
+    cdef bint _is_busy          # inside feed or read
     cdef Py_buffer _view        # the network chunk in hand ...
     cdef bint _has_view         # ... if there is one ...
     cdef Py_ssize_t _fed        # ... and how much of it hiredis has
     cdef str _broken            # why the stream is lost; None while it is sound
     cdef readonly long long max_bulk_bytes
 
+    cdef object _read(self, Builder builder)
+    cdef int _bind(self, Builder builder) except -1
+    cdef int _unbind(self) except -1
+    cdef int _enter(self) except -1
     cdef bint _feed_more(self) except -1
     cdef int _release(self) except -1
     cdef int _check_header(self) except -1
@@ -36,7 +42,7 @@ cdef class ReplyError:
     cdef readonly str message   # the server's words, code included
 
 
-cdef int check_size(const redisReadTask* task, size_t size) except -1
+cdef int check_text(const redisReadTask* task, const char* text, size_t size) except -1
 cdef void* plain_string(const redisReadTask* task, char* text, size_t size) except NULL
 cdef void* plain_array(const redisReadTask* task, size_t size) except NULL
 cdef void* plain_integer(const redisReadTask* task, long long number) except NULL

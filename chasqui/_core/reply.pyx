@@ -57,6 +57,7 @@ class _Incomplete:
 #: What `read` gives while the next reply has not arrived whole.
 INCOMPLETE = _Incomplete()
 
+cdef str LONG_LINE = f"Protocol error, a line of more than {MAX_LINE_BYTES} bytes"
 cdef object _ATTRIBUTE = object()       # stands for an attribute of RESP3, which is read and dropped
 
 
@@ -83,7 +84,7 @@ cdef class ReplyError:
 
 
 @cython.final
-@cython.no_gc_clear          # `__dealloc__` needs the builder
+@cython.no_gc_clear             # __dealloc__ needs the builder
 cdef class ReplyReader:
     """Feed it chunks as they come from the network, read replies as they become whole.
 
@@ -92,8 +93,10 @@ cdef class ReplyReader:
     """
 
     def __cinit__(self, long long max_elements=1 << 24, long long max_bulk_bytes=512 * 1024 * 1024):
-        if max_elements < 1 or max_bulk_bytes < 1:
-            raise ValueError("max_elements and max_bulk_bytes must be positive")
+        if not 1 <= max_elements <= 1 << 30:    # hiredis counts members in an int, and a map's twice
+            raise ValueError("max_elements must be 1..2^30")
+        if max_bulk_bytes < 1:
+            raise ValueError("max_bulk_bytes must be positive")
         self._plain = Builder()
         self.max_bulk_bytes = max_bulk_bytes
         self._reader = redisReaderCreateWithFunctions(&PLAIN_FUNCTIONS)
@@ -103,63 +106,85 @@ cdef class ReplyReader:
         self._reader.maxdepth = MAX_NESTING
 
     def __dealloc__(self):
-        if self._has_view:
-            PyBuffer_Release(&self._view)
-        if self._current is not None:           # a reply that never came to its end
-            self._current._source = NULL
+        self._unbind()                          # a builder outlives the readers it serves
+        self._release()
         redisReaderFree(self._reader)
 
     def feed(self, chunk not None):
         """Take one network chunk. Its bytes are used until `read` has gone through them."""
-        if self._broken is not None:
-            raise ProtocolError(self._broken)
-        while self._has_view:                   # a chunk that nobody read to its end
-            self._feed_more()
-        PyObject_GetBuffer(chunk, &self._view, PyBUF_SIMPLE)
-        self._has_view = True
-        self._fed = 0
+        self._enter()
+        try:
+            while self._has_view:               # a chunk that nobody read to its end
+                self._feed_more()
+            PyObject_GetBuffer(chunk, &self._view, PyBUF_SIMPLE)
+            self._has_view = True
+            self._fed = 0
+        finally:
+            self._is_busy = False
 
     def read(self, Builder builder=None):
         """The next reply, or INCOMPLETE. `builder` shapes the reply that begins now; one that is under way
         keeps the builder it began with. Out-of-band messages come as Push whatever was asked for."""
-        cdef void* root = NULL
-        cdef object reply
+        self._enter()
+        try:
+            return self._read(self._plain if builder is None else builder)
+        finally:
+            self._is_busy = False
+
+    cdef int _enter(self) except -1:
+        """Building objects can run a finalizer or another thread: neither may come in here meanwhile."""
+        if self._is_busy:
+            raise RuntimeError("the reader is in use: it takes one call at a time")
         if self._broken is not None:
             raise ProtocolError(self._broken)
+        self._is_busy = True
+        return 0
+
+    cdef object _read(self, Builder builder):
+        cdef void* root = NULL
+        cdef object reply
         while True:
             if self._current is None:
-                if builder is None:
-                    builder = self._plain
-                if builder._source != NULL and builder._source != self._reader:
-                    raise RuntimeError("the builder is in the middle of another reader's reply")
-                self._current = builder
-                builder._source = self._reader
-                builder._max_bulk_bytes = self.max_bulk_bytes
-                self._reader.fn = builder._functions
-                self._reader.privdata = <void*>builder
-                if self._reader.ridx == 0:      # hiredis began a reply before its first byte came
-                    self._reader.task[0].privdata = <void*>builder
+                self._bind(builder)
             if redisReaderGetReply(self._reader, &root) != REDIS_OK:
                 self._fail_parse()
             if root != NULL:
                 reply = <object>root
                 Py_DECREF(reply)                # hiredis's reference is ours now
-                if reply is not _ATTRIBUTE:
-                    reply = self._current.finish(reply)
-                self._current._source = NULL
-                self._current = None
                 if reply is _ATTRIBUTE:
-                    root = NULL
+                    self._unbind()
                     continue
+                reply = self._current.finish(reply)
+                self._unbind()
                 return reply
+            self._check_header()
             if not self._feed_more():
-                self._check_header()
                 if self._reader.ridx <= 0 and self._reader.pos == self._reader.len:
                     # Nothing of the next reply is here: it may still get another builder.
                     if self._reader.ridx < 0 or self._reader.task[0].type < 0:
-                        self._current._source = NULL
-                        self._current = None
+                        self._unbind()
                 return INCOMPLETE
+
+    cdef int _bind(self, Builder builder) except -1:
+        """Have the reply that begins now built by `builder`."""
+        if builder._source != NULL:
+            raise RuntimeError("the builder is in the middle of another reader's reply")
+        self._current = builder
+        builder._source = self._reader
+        builder._max_bulk_bytes = self.max_bulk_bytes
+        self._reader.fn = builder._functions
+        self._reader.privdata = <void*>builder
+        if self._reader.ridx == 0:              # hiredis began a reply before its first byte came
+            self._reader.task[0].privdata = <void*>builder
+        return 0
+
+    cdef int _unbind(self) except -1:
+        """Between replies no builder is ours, and none keeps anything of the last one."""
+        if self._current is not None:
+            self._current.reset()
+            self._current._source = NULL
+            self._current = None
+        return 0
 
     cdef bint _feed_more(self) except -1:
         """Hand hiredis the next slice of the chunk in hand; False when there is none."""
@@ -194,8 +219,8 @@ cdef class ReplyReader:
             return 0
         kind = reader.task[reader.ridx].type
         if kind != REDIS_REPLY_STRING and kind != REDIS_REPLY_VERB:
-            if size > MAX_LINE_BYTES + 1:       # its \r may be here
-                self._fail(f"Protocol error, a line of more than {MAX_LINE_BYTES} bytes")
+            if size > MAX_LINE_BYTES + 1:       # the line and half of its end
+                self._fail(LONG_LINE)
             return 0
         end = <const char*>memchr(at, c'\r', min(size, <size_t>MAX_LENGTH_DIGITS))
         if end == NULL:
@@ -207,7 +232,7 @@ cdef class ReplyReader:
         while at < end and c'0' <= at[0] <= c'9':
             length = length * 10 + (at[0] - c'0')
             if length > self.max_bulk_bytes:
-                self._fail(f"Protocol error, a bulk string of more than {self.max_bulk_bytes} bytes")
+                self._fail(long_bulk(self.max_bulk_bytes))
             at += 1
         return 0
 
@@ -218,20 +243,19 @@ cdef class ReplyReader:
         try:
             _reraise()
         except ProtocolError as error:
-            self._fail(str(error))
+            why = str(error)
         except BaseException as error:
             try:
                 self._fail(f"Protocol error, a reply was lost to {type(error).__name__}")
             except ProtocolError:
                 pass
             raise
+        self._fail(why)
 
     cdef int _fail(self, str why) except -1:
         """Break the stream for good."""
         self._release()
-        if self._current is not None:
-            self._current._source = NULL
-            self._current = None
+        self._unbind()
         self._broken = why
         raise ProtocolError(why)
 
@@ -256,6 +280,10 @@ cdef class Builder:
         """The whole reply is here: what the caller gets for it."""
         return root
 
+    cdef int reset(self) except -1:
+        """Forget the reply, whether whole or not."""
+        return 0
+
 
 # A callback that fails leaves its exception set and answers NULL, which makes hiredis stop; `read` takes it up.
 
@@ -269,19 +297,22 @@ PLAIN_FUNCTIONS.createBool = <CreateBool>plain_bool
 PLAIN_FUNCTIONS.freeObject = free_object
 
 
-cdef int check_size(const redisReadTask* task, size_t size) except -1:
-    """Refuse what is too long however it came: `_check_header` sees only what a chunk cut in two."""
+cdef int check_text(const redisReadTask* task, const char* text, size_t size) except -1:
+    """What hiredis does not check. Lengths, however the text came: `_check_header` sees only what a chunk
+    cut in two. And that a bulk string ends where it said: else the stream is out of step for good."""
     cdef Builder builder = <Builder>task.privdata
-    if task.type == REDIS_REPLY_STRING or task.type == REDIS_REPLY_VERB:
-        if <long long>size > builder._max_bulk_bytes:
-            raise ProtocolError(f"Protocol error, a bulk string of more than {builder._max_bulk_bytes} bytes")
-    elif size > MAX_LINE_BYTES:
-        raise ProtocolError(f"Protocol error, a line of more than {MAX_LINE_BYTES} bytes")
+    if task.type != REDIS_REPLY_STRING and task.type != REDIS_REPLY_VERB:
+        if size > MAX_LINE_BYTES:
+            raise ProtocolError(LONG_LINE)
+    elif <long long>size > builder._max_bulk_bytes:
+        raise ProtocolError(long_bulk(builder._max_bulk_bytes))
+    elif text[size] != c'\r' or text[size + 1] != c'\n':
+        raise ProtocolError("Protocol error, a bulk string that does not end where it said")
     return 0
 
 
 cdef void* plain_string(const redisReadTask* task, char* text, size_t size) except NULL:
-    check_size(task, size)
+    check_text(task, text, size)
     if task.type == REDIS_REPLY_ERROR:
         return give(task, ReplyError(text[:size].decode("utf-8", "replace")))
     if task.type == REDIS_REPLY_VERB:
@@ -291,6 +322,10 @@ cdef void* plain_string(const redisReadTask* task, char* text, size_t size) exce
             raise ProtocolError("Protocol error, a big number without or with too many digits")
         return give(task, int(text[:size]))
     return give(task, PyBytes_FromStringAndSize(text, size))
+
+
+cdef str long_bulk(long long most):
+    return f"Protocol error, a bulk string of more than {most} bytes"
 
 
 cdef void* plain_array(const redisReadTask* task, size_t size) except NULL:
@@ -339,6 +374,7 @@ cdef void* give(const redisReadTask* task, object value) except NULL:
         builder = <Builder>task.privdata
         if task.idx & 1:
             PyDict_SetItem(parent, builder._keys[builder._source.ridx], value)
+            builder._keys[builder._source.ridx] = None
         elif isinstance(value, (list, dict)):
             raise ProtocolError("Protocol error, a map key that is an aggregate")
         else:

@@ -8,7 +8,6 @@ cdef enum:
 
 @cython.final
 cdef class UlidFactory:
-    cdef object _lock           # two threads never share a step
     cdef object _entropy        # asks the operating system for random bytes
     cdef bytes _pool            # random bytes not used yet ...
     cdef Py_ssize_t _pool_at    # ... from here on
@@ -19,5 +18,6 @@ cdef class UlidFactory:
 
     cdef int begin(self) except -1
     cdef int step(self, uint64_t now_ms) except -1
-    cdef int _draw(self) except -1
+    cdef bytes _fresh(self)
+    cdef void _draw(self) noexcept
     cdef void put(self, char* out) noexcept nogil

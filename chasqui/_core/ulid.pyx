@@ -1,12 +1,15 @@
-"""Job ids: ULIDs that rise within a process, unique across threads and forks."""
+"""Job ids: ULIDs that rise within a process, unique across threads and forks.
+
+No lock: only the entropy source lets other threads run, so it is asked before anything is decided.
+A lock would be worse than none, a child forked while another thread holds it could never take it.
+"""
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 from posix.unistd cimport getpid
 
 from os import urandom
-from threading import Lock
 
 
 cdef enum:
@@ -24,58 +27,67 @@ cdef class UlidFactory:
     """Makes ULIDs from the caller's clock. Each is greater than the one before, even when
     the clock stands still or goes back; a forked child starts from fresh randomness."""
 
-    def __init__(self, entropy=urandom):
+    def __cinit__(self, entropy=urandom):
         self._entropy = entropy
-        self._lock = Lock()
         self._pool = b""
         self._pid = -1
 
     def next(self, uint64_t now_ms):
         """One id, as a str of 26 characters."""
         cdef char text[ULID_CHARS]
-        with self._lock:
-            self.begin()
-            self.step(now_ms)
-            self.put(text)
+        self.begin()
+        self.step(now_ms)
+        self.put(text)
         return text[:ULID_CHARS].decode("ascii")
 
     cdef int begin(self) except -1:
-        """Before a run of steps: notice a fork. The caller holds the lock."""
+        """Before a run of steps: notice a fork."""
         cdef long pid = getpid()
-        if pid != self._pid:
+        cdef bytes fresh
+        if pid == self._pid:
+            return 0
+        fresh = self._fresh()
+        if pid != self._pid:    # and no other thread was here meanwhile
             self._pid = pid
-            self._pool = b""
+            self._pool = fresh
+            self._pool_at = 0
             self._ms = 0
             self._draw()
         return 0
 
     cdef int step(self, uint64_t now_ms) except -1:
-        """Move to the next id. The caller holds the lock."""
+        """Move to the next id; `put` it before any Python code can run."""
         if now_ms > MAX_TIME:
             raise OverflowError(f"the time {now_ms} ms does not fit into a ULID")
+        if self._pool_at + DRAW_BYTES > PyBytes_GET_SIZE(self._pool):
+            self._pool = self._fresh()
+            self._pool_at = 0
         if now_ms > self._ms:
             self._ms = now_ms
-            return self._draw()
-        if self._low < HALF_MASK:
+            self._draw()
+        elif self._low < HALF_MASK:
             self._low += 1
         elif self._high < HALF_MASK:
             self._low = 0
             self._high += 1
         elif self._ms < MAX_TIME:
             self._ms += 1       # 2^80 ids in a millisecond: borrow from the next one
-            return self._draw()
+            self._draw()
         else:
             raise OverflowError("no ULID is left")
         return 0
 
-    cdef int _draw(self) except -1:
+    cdef bytes _fresh(self):
+        """Random bytes for the pool. Other threads may run meanwhile."""
+        fresh = self._entropy(ENTROPY_BYTES)
+        if not PyBytes_CheckExact(fresh) or PyBytes_GET_SIZE(fresh) != ENTROPY_BYTES:
+            raise ValueError(f"the entropy source must give {ENTROPY_BYTES} bytes")
+        return fresh
+
+    cdef void _draw(self) noexcept:
+        """Take the random part from the pool, which has enough."""
         cdef const unsigned char* random
         cdef int i
-        if self._pool_at + DRAW_BYTES > PyBytes_GET_SIZE(self._pool):
-            self._pool = self._entropy(ENTROPY_BYTES)
-            self._pool_at = 0
-            if PyBytes_GET_SIZE(self._pool) != ENTROPY_BYTES:
-                raise ValueError("the entropy source gave the wrong number of bytes")
         random = <const unsigned char*>PyBytes_AS_STRING(self._pool) + self._pool_at
         self._pool_at += DRAW_BYTES
         self._high = 0
@@ -83,7 +95,6 @@ cdef class UlidFactory:
         for i in range(5):
             self._high = (self._high << 8) | random[i]
             self._low = (self._low << 8) | random[i + 5]
-        return 0
 
     cdef void put(self, char* out) noexcept nogil:
         """Write the current id: 26 characters, no terminator."""

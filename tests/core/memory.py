@@ -1,0 +1,39 @@
+"""How much memory a process holds, for tests that must not lose any."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")
+
+#: What an allocator may keep or move between two looks at it.
+SLACK_BYTES = 3 << 20
+SLACK_BLOCKS = 60
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is resident; 0 where the system does not say."""
+    if not _STATM.exists():
+        return 0
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def lost_by(work: Callable[[], object], calls: int) -> tuple[int, int]:
+    """Blocks of Python's allocator and resident bytes that `calls` calls leave behind."""
+    for _ in range(calls // 10 + 1):  # caches and free lists fill up
+        work()
+    gc.collect()
+    blocks, resident = sys.getallocatedblocks(), rss_bytes()
+    for _ in range(calls):
+        work()
+    gc.collect()
+    return sys.getallocatedblocks() - blocks, rss_bytes() - resident
+
+
+def assert_keeps_nothing(work: Callable[[], object], calls: int) -> None:
+    """Fail if calling `work` again and again leaves memory behind."""
+    blocks, resident = lost_by(work, calls)
+    assert blocks < SLACK_BLOCKS, f"{blocks} blocks lost in {calls} calls"
+    assert resident < SLACK_BYTES, f"{resident} bytes lost in {calls} calls"
