@@ -85,11 +85,10 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
                  list payloads not None, names="", list ids=None, list retries=None, list due_ms=None):
     """One EVALSHA that carries a whole chunk of jobs; returns the job ids.
 
-    Behind `arguments` come, for each job, its envelope and its name. With `due_ms` also its due time
-    (0: now) and the id that the caller gave it (empty: drawn here, so there is nothing to compare).
+    Behind `arguments` come, for each job, its envelope and its name, and with `due_ms` its due time.
     """
     cdef Py_ssize_t count = len(payloads), start = buffer._len, i
-    cdef Py_ssize_t per_job = 2 if due_ms is None else 4
+    cdef Py_ssize_t per_job = 2 if due_ms is None else 3
     cdef list answer = []
     cdef uint64_t due = 0
     cdef JobView job
