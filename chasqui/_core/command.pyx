@@ -108,7 +108,6 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
             out = put_bulk(out, job.name, job.name_size)
             if due_ms is not None:
                 out = _put_number(out, due)
-                out = put_bulk(out, job.id, 0 if job.id == job.drawn else job.id_size)
             buffer.advance(out)
     except BaseException:
         buffer._len = start
