@@ -1,0 +1,62 @@
+"""A job queue for Python on Redis Streams: a compiled core under an asyncio facade.
+
+The names below are the public API; `chasqui.sync` has the same without `await`.
+"""
+
+from chasqui._version import VERSION
+from chasqui.dlq import DeadJob
+from chasqui.errors import (
+    AuthenticationError,
+    BatchError,
+    ChasquiError,
+    ClosedError,
+    EmbeddedServerError,
+    JobFailedError,
+    LeaseLostError,
+    NotSupportedError,
+    OutcomeUnknownError,
+    PayloadError,
+    PayloadTooLargeError,
+    QueueFullError,
+    Retry,
+    ServerError,
+    UnreachableError,
+    UnrecoverableError,
+)
+from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.producer import Producer
+from chasqui.queue import Counts, Queue
+
+__all__ = [
+    "AuthenticationError",
+    "BackoffSpec",
+    "BatchError",
+    "ChasquiError",
+    "ClosedError",
+    "Counts",
+    "DeadJob",
+    "EmbeddedServerError",
+    "Job",
+    "JobFailedError",
+    "LeaseLostError",
+    "MissedFiresPolicy",
+    "NotSupportedError",
+    "OutcomeUnknownError",
+    "PayloadError",
+    "PayloadTooLargeError",
+    "Producer",
+    "Queue",
+    "QueueFullError",
+    "RepeatPattern",
+    "RepeatableMeta",
+    "Retry",
+    "ServerError",
+    "UnreachableError",
+    "UnrecoverableError",
+    "version",
+]
+
+
+def version() -> str:
+    """The installed version."""
+    return VERSION

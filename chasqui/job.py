@@ -1,4 +1,4 @@
-"""What users say about a job besides its data: how it is retried, when it repeats.
+"""A job as users hold it, and what they say about it besides its data.
 
 The types are checked when they are made, so whoever holds one holds a valid one. `parse` takes
 what public methods accept in their place: the type itself or its dict form. The messages are
@@ -7,11 +7,59 @@ chasquimq's.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
+
+
+class ResultSource(Protocol):
+    """Where a job that was added can be waited for."""
+
+    async def wait_for_result(
+        self, job_id: str, *, timeout: float, poll_interval: float
+    ) -> Any: ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One job: what `Queue` returns for an add, and what a handler gets."""
+
+    id: str
+    name: str
+    data: Any
+    #: Finished runs: 0 while the first one runs.
+    attempt: int = 0
+    created_at_ms: int = 0
+    #: False where an earlier job had the same id, so that nothing was added.
+    is_new: bool = field(default=True, compare=False)
+    _queue: ResultSource | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def attempts_made(self) -> int:
+        """The same as `attempt`."""
+        return self.attempt
+
+    async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:
+        """The handler's return value, once it is stored. Workers store it if told to, and None never.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        if self._queue is None:
+            raise RuntimeError(
+                "Job.wait_for_result requires a Queue reference; call from a Job returned by "
+                "Queue.add / Queue.add_bulk, not from a Worker handler"
+            )
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        if not poll_interval > 0:
+            raise ValueError(
+                f"poll_interval must be a positive number of seconds, got {poll_interval}"
+            )
+        return await self._queue.wait_for_result(
+            self.id, timeout=timeout, poll_interval=poll_interval
+        )
 
 
 @dataclass(frozen=True, slots=True)

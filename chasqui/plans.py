@@ -6,16 +6,15 @@
 import itertools
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import evalsha_jobs
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import (
-    ChasquiError,
     NotSupportedError,
     OutcomeUnknownError,
     QueueFullError,
@@ -70,8 +69,14 @@ class AddOptions:
     """What a call says about all its jobs."""
 
     max_backlog: int | None = None
-    durable: bool = False
+    #: Wait until the add is on the server's disk ("disk") or on a replica ("replica").
+    durable: Literal["disk", "replica"] | None = None
     unique_for_s: int = UNIQUE_FOR_S
+
+    @property
+    def is_plain(self) -> bool:
+        """True where a job without options of its own may share a chunk with others."""
+        return self.max_backlog is None and self.durable is None
 
 
 PLAIN: Final = AddOptions()
@@ -83,9 +88,11 @@ class Plans:
     def __init__(self, keys: Keys, max_stream_len: int | None = None) -> None:
         self.keys = keys
         self.producer_id = str(uuid.uuid4())
-        self._maxlen: int | str = "" if max_stream_len is None else max_stream_len
+        #: The most entries that the stream is trimmed to; empty for no trimming.
+        self.maxlen: int | str = "" if max_stream_len is None else max_stream_len
         self._chunks = itertools.count()
         self._buffer: CommandBuffer | None = None
+        self._durable: set[str] = set()
 
     # ── Adding ──────────────────────────────────────────────────────────────────────────────────
 
@@ -96,35 +103,53 @@ class Plans:
             return Added([], now_ms)
         if batch.kinds is not None:
             _draw_delayed_ids(batch, now_ms)
+        if options.durable is not None and options.durable not in self._durable:
+            yield from self._probe_durable(options.durable)
         ids: list[str] = []
         chunks = list(_slices(batch.payloads))
-        if len(chunks) == 1 and not options.durable:
-            replies = [(yield self._chunk(batch, chunks[0], options, now_ms, ids))]
-        else:
-            requests: Iterable[Request] = (
-                self._chunk(batch, part, options, now_ms, ids) for part in chunks
-            )
-            if options.durable:
-                requests = itertools.chain(requests, [_wait_for_disk()])
-            replies = yield requests
-            if options.durable:
-                _check_durable(replies)
-            _check_all(replies)
-        flags: list[bool] | None = None if batch.kinds is None else []
-        for reply in replies:
+        replies: list[Any] = []
+        limit: int | None = None
+        if options.max_backlog is not None:
+            # The first chunk asks for room for the whole batch; the others follow if it got it.
+            limit = options.max_backlog - len(batch.payloads) + chunks[0].stop
+        if len(chunks) == 1 or limit is not None:
+            part = chunks.pop(0)
+            request = self.chunk(batch, part, options, now_ms, ids, limit)
+            reply = yield request if chunks else _until_durable(request, options)
+            if not chunks:
+                reply = _check_durable(reply, options)
             if isinstance(reply, list):
                 raise QueueFullError(self.keys.queue, reply[0], options.max_backlog or 0)
-            if flags is not None:
-                flags += [flag == 49 for flag in reply]
-        return Added(ids, now_ms, flags)
+            replies.append(reply)
+        if chunks:
+            answers = yield (
+                _until_durable(request, options) if part is chunks[-1] else request
+                for part in chunks
+                for request in (self.chunk(batch, part, options, now_ms, ids),)
+            )
+            _check_all(answers, had_some=bool(replies))
+            answers[-1] = _check_durable(answers[-1], options)
+            replies += answers
+        if batch.kinds is None:
+            return Added(ids, now_ms)
+        return Added(ids, now_ms, [flag == 49 for reply in replies for flag in reply])
 
-    def _chunk(
-        self, batch: Batch, part: slice, options: AddOptions, now_ms: int, ids: list[str]
+    def chunk(
+        self,
+        batch: Batch,
+        part: slice,
+        options: AddOptions,
+        now_ms: int,
+        ids: list[str],
+        limit: int | None = None,
     ) -> Request:
-        """One script call for one slice of the batch; appends the ids of its jobs."""
+        """One script call for one slice of the batch; appends the ids of its jobs.
+
+        `limit` is the backlog beyond which the server refuses it.
+        """
         keys, number = self.keys, next(self._chunks)
         buffer, self._buffer = self._buffer or CommandBuffer(), None
-        limit: int | str = "" if options.max_backlog is None else options.max_backlog
+        full: int | str = "" if limit is None else limit
         payloads, names = batch.payloads, batch.names
         part_ids = None if batch.ids is None else batch.ids[part]
         retries = None if batch.retries is None else batch.retries[part]
@@ -135,7 +160,7 @@ class Plans:
             page, bit = divmod(number, PAGE_BITS)
             script, due_ms = scripts.ADD, None
             script_keys = [keys.stream, keys.applied(self.producer_id, page)]
-            arguments: list[Any] = [bit, APPLIED_TTL_S, self._maxlen, limit]
+            arguments: list[Any] = [bit, APPLIED_TTL_S, self.maxlen, full]
         else:
             assert batch.dues is not None
             assert part_ids is not None
@@ -149,7 +174,7 @@ class Plans:
                 *_job_keys(keys, kinds, part_ids),
             ]
             text = "".join(map(str, kinds))
-            arguments = [FLAGS_TTL_S, self._maxlen, limit, options.unique_for_s, text]
+            arguments = [FLAGS_TTL_S, self.maxlen, full, options.unique_for_s, text]
         ids += evalsha_jobs(
             buffer,
             script.sha,
@@ -167,6 +192,19 @@ class Plans:
         buffer.clear()
         self._buffer = buffer
         return request
+
+    def _probe_durable(self, durable: str) -> Plan[None]:
+        """Before the first durable add: can this server promise it at all?"""
+        try:
+            reply = yield commands(_durable_words(durable, 100), effect=Effect.READ)
+        except ServerError as error:
+            raise NotSupportedError(
+                "durable='disk' needs WAITAOF (Redis and Valkey from 7.2 on) and a server that "
+                f"writes an append-only file: {error}"
+            ) from None
+        if durable == "replica" and reply < 1:
+            raise NotSupportedError("durable='replica' needs a replica, and none is in step")
+        self._durable.add(durable)
 
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
 
@@ -270,58 +308,55 @@ def _slices(payloads: list[bytes]) -> Iterator[slice]:
     yield slice(start, total)
 
 
-def _check_all(replies: list[Any]) -> None:
+def _check_all(replies: list[Any], *, had_some: bool) -> None:
     """Raise what went wrong with a batch of several chunks.
 
-    If all of them were refused alike, nothing was added and the refusal itself is raised. If some
-    may be in, the truth about the whole batch is not one the caller could act on.
+    If the server refused all of them, nothing was added and its refusal is raised. Otherwise some
+    may be in, and the caller must be told so.
     """
-    failures = [reply for reply in replies if isinstance(reply, Exception)]
-    refused = [reply for reply in replies if isinstance(reply, list)]
-    if failures:
-        if len(failures) == len(replies) and all(isinstance(f, ServerError) for f in failures):
-            raise failures[0]
-        if all(type(f) is type(failures[0]) for f in failures) and len(failures) == len(replies):
-            raise failures[0]
-        raise OutcomeUnknownError(
-            f"{len(failures)} of {len(replies)} chunks of the batch failed ({failures[0]}): "
-            "some of its jobs may have been added"
-        ) from failures[0]
-    if refused and len(refused) != len(replies):
-        raise OutcomeUnknownError(
-            f"the queue became full in the middle of the batch: {len(refused)} of {len(replies)} "
-            "chunks were not added"
-        )
+    failures = [reply for reply in replies if isinstance(reply, BaseException)]
+    if not failures:
+        return
+    first = failures[0]
+    if not isinstance(first, Exception):
+        raise first
+    was_refused = all(not isinstance(failure, OutcomeUnknownError) for failure in failures)
+    if was_refused and len(failures) == len(replies) and not had_some:
+        raise first
+    raise OutcomeUnknownError(
+        f"{len(failures)} of {len(replies)} chunks of the batch failed ({first}): "
+        "some of its jobs may have been added"
+    ) from first
 
 
-#: Numbers of the local server and of replicas that must have an add on disk.
+#: How long the disk or the replica may take to confirm.
 _DURABLE_WAIT_MS: Final = 10_000
 
 
-def _wait_for_disk() -> Request:
-    return commands(
-        ("WAITAOF", 1, 0, _DURABLE_WAIT_MS),
-        effect=Effect.READ,
-        timeout_s=_DURABLE_WAIT_MS / 1000 + 5,
-    )
+def _durable_words(durable: str, wait_ms: int) -> tuple[str | int, ...]:
+    return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
 
 
-def _check_durable(replies: list[Any]) -> None:
-    """Take WAITAOF's answer off the list; raise if the disk has not confirmed."""
-    answer = replies.pop()
-    if isinstance(answer, ServerError) and "unknown command" in str(answer):
-        raise NotSupportedError(
-            "durable=True needs WAITAOF, which Redis and Valkey have from 7.2 on"
-        ) from None
-    if isinstance(answer, ServerError) and "appendonly" in str(answer).lower():
-        raise NotSupportedError(
-            "durable=True needs a server that writes an append-only file: set appendonly yes"
-        ) from None
-    if isinstance(answer, ChasquiError):
+def _until_durable(request: Request, options: AddOptions) -> Request:
+    """The request with the wait behind it, in one frame: it waits for what this link wrote, so
+    both must go over the same one. A chunk that is found applied writes too, for that reason."""
+    if options.durable is not None:
+        wait = commands(_durable_words(options.durable, _DURABLE_WAIT_MS), effect=Effect.READ)
+        request.frame += wait.frame
+        request.count += 1
+        request.timeout_s = _DURABLE_WAIT_MS / 1000 + 10
+    return request
+
+
+def _check_durable(reply: Any, options: AddOptions) -> Any:
+    """The chunk's own reply; OutcomeUnknownError if the wait behind it was in vain."""
+    if options.durable is None:
+        return reply
+    chunk_reply, answer = reply
+    confirmed = answer[0] if options.durable == "disk" else answer
+    if not isinstance(chunk_reply, list) and confirmed < 1:
         raise OutcomeUnknownError(
-            f"the jobs were sent, but whether they are on disk is not known: {answer}"
-        ) from answer
-    if answer[0] < 1:
-        raise OutcomeUnknownError(
-            f"the jobs were added, but were not on disk within {_DURABLE_WAIT_MS} ms"
+            f"the jobs were added, but no {options.durable} confirmed them within "
+            f"{_DURABLE_WAIT_MS} ms"
         )
+    return chunk_reply

@@ -4,6 +4,7 @@
 --       4 most jobs that may wait, or ''   then per job: envelope, name
 -- Returns 1 added, 0 was there already, or {depth} if the queue is full.
 if redis.call('GETBIT', KEYS[2], ARGV[1]) == 1 then
+  redis.call('EXPIRE', KEYS[2], ARGV[2]) -- a write, so that a WAITAOF behind it waits for the add
   return 0
 end
 if ARGV[4] ~= '' then

@@ -9,6 +9,7 @@
 -- A new earliest job rings the wake list, which the promoter sleeps on.
 local flags = redis.call('GET', KEYS[3])
 if flags then
+  redis.call('EXPIRE', KEYS[3], ARGV[1]) -- a write, so that a WAITAOF behind it waits for the add
   return flags
 end
 local stream, delayed, keep, kinds = KEYS[1], KEYS[2], ARGV[2], ARGV[5]

@@ -1,0 +1,233 @@
+"""What a caller says about jobs, checked and turned into a batch. Nothing is sent from here.
+
+Errors name the argument, and in bulk the index of the entry: one bad entry, and nothing is sent.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias, TypedDict
+
+from chasqui import payload
+from chasqui._core.envelope import encode_retry
+from chasqui.errors import PayloadTooLargeError
+from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatPattern, ResultSource
+from chasqui.keys import check_job_id, check_job_name
+from chasqui.plans import DELAYED, RELATIVE, UNIQUE, Added, Batch
+
+#: The longest delay that is taken unless the queue says otherwise; 0 takes any.
+MAX_DELAY_S: Final = 30 * 86_400
+
+BackoffLike: TypeAlias = BackoffSpec | int | Mapping[str, Any]
+DelayMsLike: TypeAlias = int | float | datetime
+RepeatLike: TypeAlias = RepeatPattern | Mapping[str, Any]
+MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
+
+_MAX_ATTEMPTS = 2**32 - 1
+_MAX_DUE_MS = 2**53  # beyond it a sorted set's score is not exact
+#: A name of at most this many ASCII characters needs no further look.
+_SHORT_NAME = 64
+
+_OPTIONS = frozenset(
+    ("name", "data", "delay_ms", "delay", "attempts", "backoff", "job_id", "repeat", "missed_fires")
+)
+
+
+class JobEntry(TypedDict, total=False):
+    """One entry of `add_bulk`: name and data, and any option of `add`."""
+
+    name: str
+    data: Any
+    delay_ms: DelayMsLike | None
+    delay: timedelta | None
+    attempts: int | None
+    backoff: BackoffLike | None
+    job_id: str | None
+
+
+def single(
+    name: str,
+    data: object,
+    *,
+    delay_ms: DelayMsLike | None = None,
+    delay: timedelta | None = None,
+    attempts: int | None = None,
+    backoff: BackoffLike | None = None,
+    job_id: str | None = None,
+    max_delay_s: int = MAX_DELAY_S,
+) -> Batch:
+    """A batch of one job."""
+    name = check_job_name(name or "")
+    kind, due = due_of(delay_ms, delay, max_delay_s)
+    if job_id is not None:
+        check_job_id(job_id)
+        kind |= UNIQUE
+    retry = retry_of(attempts, backoff)
+    encoded = payload.encode(data)
+    return Batch(
+        [encoded],
+        name,
+        None if job_id is None else [job_id],
+        None if retry is None else [retry],
+        [kind] if kind else None,
+        [due] if kind else None,
+    )
+
+
+def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -> Batch:
+    """A batch of many jobs; only those with options cost more than their payload."""
+    payloads: list[bytes] = []
+    names: list[str] = []
+    special: list[tuple[int, Mapping[str, Any]]] = []
+    encode = payload.encode
+    for i, entry in enumerate(entries):
+        try:
+            name, data = entry["name"], entry["data"]
+            if type(name) is not str or len(name) > _SHORT_NAME or not name.isascii():
+                name = check_job_name(name or "")
+            payloads.append(encode(data))
+            names.append(name)
+        except Exception as error:
+            raise _at(i, entry, error) from None
+        if len(entry) != 2:
+            special.append((i, entry))
+    batch = Batch(payloads, names)
+    if special:
+        _take_options(batch, special, max_delay_s)
+    return batch
+
+
+def _take_options(
+    batch: Batch, special: list[tuple[int, Mapping[str, Any]]], max_delay_s: int
+) -> None:
+    total = len(batch.payloads)
+    ids: list[str | None] = [None] * total
+    retries: list[bytes | None] = [None] * total
+    kinds, dues = [0] * total, [0] * total
+    for i, entry in special:
+        try:
+            for option in entry:
+                if option not in _OPTIONS:
+                    raise ValueError(f"unknown option {option!r}")
+            if entry.get("repeat") is not None or entry.get("missed_fires") is not None:
+                raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
+            kind, due = due_of(entry.get("delay_ms"), entry.get("delay"), max_delay_s)
+            if (job_id := entry.get("job_id")) is not None:
+                ids[i] = check_job_id(job_id)
+                kind |= UNIQUE
+            retries[i] = retry_of(entry.get("attempts"), entry.get("backoff"))
+            kinds[i], dues[i] = kind, due
+        except Exception as error:
+            raise _at(i, entry, error) from None
+    if any(retries):
+        batch.retries = retries
+    if any(kinds):
+        batch.ids, batch.kinds, batch.dues = ids, kinds, dues
+
+
+def jobs_of(
+    entries: Sequence[Mapping[str, Any]], added: Added, queue: ResultSource | None
+) -> list[Job]:
+    """The jobs that a bulk add returns, in the order of its entries."""
+    at_ms, is_new = added.created_at_ms, added.is_new
+    if is_new is None:
+        return [
+            Job(job_id, entry["name"], entry["data"], 0, at_ms, True, queue)
+            for job_id, entry in zip(added.ids, entries, strict=True)
+        ]
+    return [
+        Job(job_id, entry["name"], entry["data"], 0, at_ms, new, queue)
+        for job_id, entry, new in zip(added.ids, entries, is_new, strict=True)
+    ]
+
+
+def refuse_missed_fires(missed_fires: object) -> None:
+    if missed_fires is not None:
+        raise ValueError(
+            "missed_fires is only meaningful with `repeat`; pass "
+            "repeat=RepeatPattern.cron(...) or .every(...) too"
+        )
+
+
+def new_due(delay_ms: object, delay: object, max_delay_s: int) -> tuple[int, bool]:
+    """The new due time of a delayed job, and whether it counts from now. 0 and the past are now."""
+    if delay_ms is None and delay is None:
+        raise ValueError("reschedule needs delay_ms or delay")
+    kind, due = due_of(delay_ms, delay, max_delay_s)
+    return due, kind == 0 or bool(kind & RELATIVE)
+
+
+def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> tuple[int, int]:
+    """What a delay means: the job's kind and its due time; (0, 0) for now."""
+    if delay is not None:
+        if delay_ms is not None:
+            raise ValueError(
+                "pass either delay_ms (int/float/datetime) or delay (timedelta), not both"
+            )
+        if not isinstance(delay, timedelta):
+            raise TypeError(f"delay must be a datetime.timedelta; got {type(delay).__name__}")
+        if delay < timedelta(0):
+            raise ValueError(f"delay must be non-negative, got {delay!r}")
+        delay_ms = delay // timedelta(milliseconds=1)
+    if delay_ms is None:
+        return 0, 0
+    if isinstance(delay_ms, datetime):
+        when = delay_ms if delay_ms.tzinfo is not None else delay_ms.replace(tzinfo=UTC)
+        due = (when - _EPOCH) // timedelta(milliseconds=1)
+        ahead = due - time.time_ns() // 1_000_000
+        if ahead <= 0:
+            return 0, 0
+        kind = DELAYED
+    else:
+        if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):
+            raise TypeError(
+                f"delay_ms must be int (ms) / float (ms) / datetime; got {type(delay_ms).__name__}"
+            )
+        if isinstance(delay_ms, float) and not 0 <= delay_ms < math.inf:
+            raise ValueError(f"delay_ms must be a finite non-negative number, got {delay_ms}")
+        if delay_ms < 0:
+            raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
+        due = ahead = int(delay_ms)
+        if due == 0:
+            return 0, 0
+        kind = DELAYED | RELATIVE
+    if (max_delay_s and ahead > max_delay_s * 1000) or due >= _MAX_DUE_MS:
+        limit = max_delay_s or _MAX_DUE_MS // 1000
+        raise ValueError(f"delay {ahead // 1000} s exceeds max_delay_secs {limit}")
+    return kind, due
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def retry_of(attempts: object, backoff: BackoffLike | None) -> bytes | None:
+    """The job's own limits, encoded; None where it has none."""
+    if attempts is None and backoff is None:
+        return None
+    if attempts is not None:
+        if isinstance(attempts, bool) or not isinstance(attempts, int):
+            raise TypeError(f"attempts must be an int, got {type(attempts).__name__}")
+        if not 1 <= attempts <= _MAX_ATTEMPTS:
+            raise ValueError(f"attempts must be from 1 to {_MAX_ATTEMPTS}, got {attempts}")
+    if backoff is None:
+        return encode_retry(attempts)
+    spec = BackoffSpec.parse(backoff)
+    return encode_retry(
+        attempts,
+        (spec.kind, spec.delay_ms, spec.max_delay_ms, spec.multiplier, spec.jitter_ms),
+    )
+
+
+def _at(index: int, entry: object, error: Exception) -> Exception:
+    """The same error, saying which entry it is about."""
+    if isinstance(error, KeyError):
+        return ValueError(f"jobs[{index}]: {error.args[0]!r} is missing")
+    if not isinstance(entry, Mapping):
+        return TypeError(f"jobs[{index}] must be a dict, got {type(entry).__name__}")
+    if isinstance(error, TypeError):
+        return TypeError(f"jobs[{index}]: {error}")
+    if isinstance(error, PayloadTooLargeError):
+        error.add_note(f"in jobs[{index}]")
+        return error
+    return type(error)(f"jobs[{index}]: {error}") if isinstance(error, ValueError) else error

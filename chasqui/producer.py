@@ -1,0 +1,312 @@
+"""Producer: payloads in, ids out. The engine under `Queue`; what it sends, plans.py decides."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from chasqui import dlq, drafts, repeatables
+from chasqui.config import CredentialProvider, Endpoint
+from chasqui.connection import REQUEST_TIMEOUT_S, Connection
+from chasqui.drafts import DelayMsLike, due_of, retry_of
+from chasqui.errors import ClosedError
+from chasqui.keys import Keys, check_job_id, check_job_name
+from chasqui.plans import CHUNK_JOBS, PLAIN, UNIQUE, Added, Batch, Plans
+from chasqui.request import Plan
+
+T = TypeVar("T")
+
+
+class Turn:
+    """Single adds that met in one turn of the event loop: one chunk, one reply for all of them."""
+
+    __slots__ = ("added", "futures", "names", "payloads", "retries")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.names: list[str] = []
+        self.retries: list[bytes | None] = []
+        self.futures: list[asyncio.Future[tuple[str, int]]] = []
+        self.added: Added
+
+    def drop_cancelled(self) -> None:
+        """Forget the adds that nobody waits for any more: they were never sent."""
+        if any(future.done() for future in self.futures):
+            kept = [i for i, future in enumerate(self.futures) if not future.done()]
+            self.payloads = [self.payloads[i] for i in kept]
+            self.names = [self.names[i] for i in kept]
+            self.retries = [self.retries[i] for i in kept]
+            self.futures = [self.futures[i] for i in kept]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def set_result(self, reply: Any, /) -> None:
+        added = self.added
+        for future, job_id in zip(self.futures, added.ids, strict=True):
+            if not future.done():
+                future.set_result((job_id, added.created_at_ms))
+
+    def set_exception(self, error: Exception, /) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Producer:
+    """Adds encoded payloads to one queue, over one connection. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        redis_url: str | None,
+        queue_name: str,
+        *,
+        pool_size: int | None = None,
+        max_stream_len: int | None = None,
+        max_delay_secs: int | None = None,
+        credential_provider: CredentialProvider | None = None,
+        tls: bool = False,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """`pool_size` is taken for chasquimq's sake: one pipelined connection does the work."""
+        if pool_size is not None and pool_size < 1:
+            raise ValueError(f"pool_size must be positive, got {pool_size}")
+        self.keys = Keys(queue_name)
+        self.plans = Plans(self.keys, check_max_stream_len(max_stream_len))
+        self.max_delay_s = check_max_delay(max_delay_secs)
+        self.connection = Connection(
+            Endpoint.parse(redis_url, tls=tls),
+            key=self.keys.stream,
+            client_name="chasqui-producer",
+            credential_provider=credential_provider,
+            request_timeout_s=request_timeout_s,
+        )
+        self._turn: Turn | None = None
+
+    def stream_key(self) -> str:
+        return self.keys.stream.decode()
+
+    def delayed_key(self) -> str:
+        return self.keys.delayed.decode()
+
+    def dlq_key(self) -> str:
+        return self.keys.dlq.decode()
+
+    def producer_id(self) -> str:
+        return self.plans.producer_id
+
+    @property
+    def is_closed(self) -> bool:
+        return self.connection.is_closed
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Run a plan on the producer's connection."""
+        return await self.connection.run(plan)
+
+    async def shutdown(self) -> None:
+        """Close the connection. A second call does nothing."""
+        await self.connection.close()
+
+    # ── Adding ──────────────────────────────────────────────────────────────────────────────────
+
+    async def add(self, payload: bytes) -> str:
+        """Add one job; its id."""
+        return (await self.add_one(_payload(payload)))[0]
+
+    async def add_with_options(self, payload: bytes, opts: Mapping[str, Any]) -> str:
+        return (await self._add([_payload(payload)], opts))[0]
+
+    async def add_bulk(self, payloads: list[bytes]) -> list[str]:
+        """Add many jobs at once; their ids, in order."""
+        return await self._add(_payloads(payloads), {})
+
+    async def add_bulk_with_options(
+        self, payloads: list[bytes], opts: Mapping[str, Any]
+    ) -> list[str]:
+        return await self._add(_payloads(payloads), opts)
+
+    async def add_bulk_named(self, entries: list[tuple[str, bytes]]) -> list[str]:
+        names, payloads = [], []
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, tuple) or len(entry) != 2:
+                raise ValueError(f"entries[{i}] must be a (str, bytes) tuple")
+            names.append(check_job_name(entry[0]))
+            payloads.append(_payload(entry[1]))
+        return (await self.run(self.plans.add(Batch(payloads, names)))).ids
+
+    async def add_in(self, delay_ms: int, payload: bytes) -> str:
+        """Add one job that is due in `delay_ms`."""
+        return (await self._add([_payload(payload)], {}, delay_ms))[0]
+
+    async def add_in_with_options(
+        self, delay_ms: int, payload: bytes, opts: Mapping[str, Any]
+    ) -> str:
+        return (await self._add([_payload(payload)], opts, delay_ms))[0]
+
+    async def add_in_bulk(self, delay_ms: int, payloads: list[bytes]) -> list[str]:
+        return await self._add(_payloads(payloads), {}, delay_ms)
+
+    async def add_at(self, when_ms: int, payload: bytes) -> str:
+        """Add one job that is due at `when_ms`, in unix milliseconds."""
+        return (await self._add([_payload(payload)], {}, _datetime(when_ms)))[0]
+
+    async def add_at_with_options(
+        self, when_ms: int, payload: bytes, opts: Mapping[str, Any]
+    ) -> str:
+        return (await self._add([_payload(payload)], opts, _datetime(when_ms)))[0]
+
+    async def _add(
+        self, payloads: list[bytes], opts: Mapping[str, Any], delay_ms: DelayMsLike | None = None
+    ) -> list[str]:
+        if not isinstance(opts, Mapping):
+            raise TypeError(f"opts must be a dict, got {type(opts).__name__}")
+        retry = opts.get("retry") or {}
+        encoded = retry_of(retry.get("max_attempts"), retry.get("backoff"))
+        kind, due = due_of(delay_ms, None, self.max_delay_s)
+        ids: list[str | None] | None = None
+        count = len(payloads)
+        if (job_id := opts.get("id")) is not None:
+            if count != 1:
+                raise ValueError("opts.id can only be set when there is one payload")
+            ids, kind = [check_job_id(job_id)], kind | UNIQUE
+        batch = Batch(
+            payloads,
+            check_job_name(opts.get("name") or ""),
+            ids,
+            None if encoded is None else [encoded] * count,
+            [kind] * count if kind else None,
+            [due] * count if kind else None,
+        )
+        return (await self.run(self.plans.add(batch))).ids
+
+    async def add_one(
+        self, payload: bytes, name: str = "", retry: bytes | None = None
+    ) -> tuple[str, int]:
+        """Add one checked job without delay or id of its own; its id and creation time.
+
+        Adds of one turn of the event loop share a chunk; the first one on an idle connection
+        leaves at once.
+        """
+        turn = self._turn
+        if turn is not None and len(turn.payloads) == CHUNK_JOBS:
+            self._send_turn()
+            turn = None
+        loop = asyncio.get_running_loop()
+        if turn is None:
+            if self.connection.is_closed:
+                raise ClosedError("the producer was shut down")
+            turn = self._turn = Turn()
+            is_alone = self.connection.is_idle
+            if not is_alone:
+                loop.call_soon(self._send_turn)
+        else:
+            is_alone = False
+        future: asyncio.Future[tuple[str, int]] = loop.create_future()
+        turn.payloads.append(payload)
+        turn.names.append(name)
+        turn.retries.append(retry)
+        turn.futures.append(future)
+        if is_alone:
+            self._send_turn()
+        return await future
+
+    def _send_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        turn.drop_cancelled()
+        count = len(turn.payloads)
+        if count == 0:
+            return
+        retries = turn.retries if any(turn.retries) else None
+        batch = Batch(turn.payloads, turn.names, None, retries)
+        now_ms = time.time_ns() // 1_000_000
+        ids: list[str] = []
+        try:
+            request = self.plans.chunk(batch, slice(0, count), PLAIN, now_ms, ids)
+            turn.added = Added(ids, now_ms)
+            self.connection.post(request, turn)
+        except Exception as error:
+            turn.set_exception(error)
+            return
+        self.connection.flush()
+
+    # ── Everything else ─────────────────────────────────────────────────────────────────────────
+
+    async def cancel_delayed(self, job_id: str) -> bool:
+        """Take a delayed job back; False if there was none."""
+        return (await self.cancel_delayed_bulk([job_id]))[0]
+
+    async def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
+        return await self.run(self.plans.cancel(_ids(job_ids)))
+
+    async def peek_dlq(self, limit: int) -> list[dict[str, Any]]:
+        return [entry.to_dict() for entry in await self.run(dlq.peek(self.keys, limit))]
+
+    async def replay_dlq(self, limit: int) -> int:
+        return await self.run(dlq.replay(self.plans, limit))
+
+    async def upsert_repeatable(self, spec: Mapping[str, Any]) -> str:
+        """Write a repeat spec given as a dict; its key."""
+        return await self.run(repeatables.upsert(self.keys, repeatables.from_dict(spec)))
+
+    async def list_repeatable(self, limit: int) -> list[dict[str, Any]]:
+        listed = await self.run(repeatables.listing(self.keys, limit))
+        return [repeatables.to_dict(meta) for meta in listed]
+
+    async def remove_repeatable_by_key(self, key: str) -> bool:
+        return await self.run(repeatables.remove(self.keys, key))
+
+    async def get_result(self, job_id: str) -> bytes | None:
+        """The stored return value of a job, encoded; None if there is none."""
+        return (await self.get_result_bulk([job_id]))[0]
+
+    async def get_result_bulk(self, job_ids: Sequence[str]) -> list[bytes | None]:
+        return await self.run(self.plans.results(_ids(job_ids)))
+
+
+def check_max_stream_len(value: int | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"max_stream_len must be a positive int or None, got {value!r}")
+    return value
+
+
+def check_max_delay(value: int | None) -> int:
+    if value is None:
+        return drafts.MAX_DELAY_S
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"max_delay_secs must be a non-negative int or None, got {value!r}")
+    return value
+
+
+def _payload(payload: object) -> bytes:
+    if type(payload) is not bytes:
+        raise TypeError(f"payload must be bytes, got {type(payload).__name__}")
+    return payload
+
+
+def _payloads(payloads: object) -> list[bytes]:
+    if not isinstance(payloads, list):
+        raise TypeError(f"payloads must be a list, got {type(payloads).__name__}")
+    for i, payload in enumerate(payloads):
+        if type(payload) is not bytes:
+            raise TypeError(f"payloads[{i}] must be bytes, got {type(payload).__name__}")
+    return payloads
+
+
+def _ids(job_ids: Sequence[str]) -> Sequence[str]:
+    for i, job_id in enumerate(job_ids):
+        if not isinstance(job_id, str):
+            raise TypeError(f"job_ids[{i}] must be a str, got {type(job_id).__name__}")
+    return job_ids
+
+
+def _datetime(when_ms: object) -> datetime:
+    if isinstance(when_ms, bool) or not isinstance(when_ms, int):
+        raise TypeError(f"when_ms must be an int, got {type(when_ms).__name__}")
+    if when_ms < 0:
+        raise ValueError(f"when_ms must be non-negative; got {when_ms}")
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=when_ms)

@@ -1,0 +1,147 @@
+"""Repeat specs in Redis: written, listed, removed. When they fire, repeat.py knows. Plans, no I/O."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chasqui import payload, scripts
+from chasqui.drafts import BackoffLike, MissedFiresLike, RepeatLike, retry_of
+from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.keys import SPEC, Keys, check_job_name
+from chasqui.repeat import RepeatSpec, RepeatSpecError
+from chasqui.request import Effect, Plan, commands
+
+logger = logging.getLogger(__name__)
+
+
+def spec_of(
+    name: str,
+    data: object,
+    *,
+    repeat: RepeatLike,
+    limit: int | None = None,
+    start_after_ms: int | None = None,
+    end_before_ms: int | None = None,
+    attempts: int | None = None,
+    backoff: BackoffLike | None = None,
+    key: str | None = None,
+    missed_fires: MissedFiresLike | None = None,
+) -> RepeatSpec:
+    """The spec that a caller describes, checked."""
+    policy = None if missed_fires is None else MissedFiresPolicy.parse(missed_fires)
+    return RepeatSpec.make(
+        job_name=check_job_name(name or ""),
+        pattern=RepeatPattern.parse(repeat),
+        payload=payload.encode(data),
+        key=key,
+        limit=limit,
+        start_after_ms=start_after_ms,
+        end_before_ms=end_before_ms,
+        missed_fires=policy,
+        retry=retry_of(attempts, backoff),
+    )
+
+
+def from_dict(spec: Mapping[str, Any]) -> RepeatSpec:
+    """The spec in the dict form that `Producer.upsert_repeatable` takes; its payload is encoded."""
+    for name in ("job_name", "pattern", "payload"):
+        if name not in spec:
+            raise ValueError(f"spec.{name} is required")
+    if type(spec["payload"]) is not bytes:
+        raise TypeError(f"spec.payload must be bytes, got {type(spec['payload']).__name__}")
+    policy = spec.get("missed_fires")
+    return RepeatSpec.make(
+        job_name=check_job_name(spec["job_name"]),
+        pattern=RepeatPattern.parse(spec["pattern"]),
+        payload=spec["payload"],
+        key=spec.get("key") or None,
+        limit=spec.get("limit"),
+        start_after_ms=spec.get("start_after_ms"),
+        end_before_ms=spec.get("end_before_ms"),
+        missed_fires=None if policy is None else MissedFiresPolicy.parse(policy),
+        retry=None,
+    )
+
+
+def to_dict(meta: RepeatableMeta) -> dict[str, Any]:
+    """The dict form that `Producer.list_repeatable` gives."""
+    return {
+        "key": meta.key,
+        "job_name": meta.job_name,
+        "pattern": meta.pattern.to_dict(),
+        "next_fire_ms": meta.next_fire_ms,
+        "limit": meta.limit,
+        "start_after_ms": meta.start_after_ms,
+        "end_before_ms": meta.end_before_ms,
+        "missed_fires": None if meta.missed_fires is None else meta.missed_fires.to_dict(),
+    }
+
+
+def upsert(keys: Keys, spec: RepeatSpec) -> Plan[str]:
+    """Write a spec and its first fire, by the server's clock; its key."""
+    seconds, micros = yield commands(("TIME",), effect=Effect.READ)
+    first_ms = spec.first_fire_ms(int(seconds) * 1000 + int(micros) // 1000)
+    yield scripts.call(
+        scripts.UPSERT_REPEAT,
+        [keys.repeat, keys.repeat_spec(spec.key)],
+        [first_ms, spec.key, spec.encode(), spec.retry or b""],
+        Effect.IDEMPOTENT,
+    )
+    return spec.key
+
+
+def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
+    """The specs that fire soonest. One that cannot be read is reported and left out."""
+    if limit < 1:
+        return []
+    reply = yield commands(("ZRANGE", keys.repeat, 0, limit - 1, "WITHSCORES"), effect=Effect.READ)
+    scores = list(scored(reply))
+    if not scores:
+        return []
+    names = [member.decode(errors="replace") for member, _ in scores]
+    specs = yield commands(
+        *(("HGET", keys.repeat_spec(name), SPEC) for name in names), effect=Effect.READ
+    )
+    found = []
+    for name, (_, next_ms), encoded in zip(
+        names, scores, specs if len(names) > 1 else [specs], strict=True
+    ):
+        if encoded is None:
+            continue
+        try:
+            spec = RepeatSpec.decode(encoded)
+        except RepeatSpecError as error:
+            logger.warning("repeat spec %r cannot be read: %s", name, error)
+            continue
+        found.append(
+            RepeatableMeta(
+                spec.key,
+                spec.job_name,
+                spec.pattern,
+                next_ms,
+                spec.limit,
+                spec.start_after_ms,
+                spec.end_before_ms,
+                spec.missed_fires,
+            )
+        )
+    return found
+
+
+def remove(keys: Keys, key: str) -> Plan[bool]:
+    """Forget a spec; False if there was none."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, got {type(key).__name__}")
+    reply = yield scripts.call(
+        scripts.REMOVE_REPEAT, [keys.repeat, keys.repeat_spec(key)], [key], Effect.IDEMPOTENT
+    )
+    return bool(reply)
+
+
+def scored(reply: list[Any]) -> Iterator[tuple[bytes, int]]:
+    """Members with their scores, in RESP3's pairs or RESP2's flat list."""
+    if reply and isinstance(reply[0], list):
+        yield from ((member, int(score)) for member, score in reply)
+    else:
+        pairs = iter(reply)
+        yield from ((member, int(float(score))) for member, score in zip(pairs, pairs, strict=True))
