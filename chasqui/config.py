@@ -49,6 +49,7 @@ class Endpoint:
     db: int = 0
     service: str | None = None  # what Sentinel calls the primary
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    tls_files: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def parse(
@@ -84,11 +85,25 @@ class Endpoint:
         """The same way in, at one particular node."""
         return replace(self, kind="single", hosts=((host, port),), service=None)
 
+    def with_credentials(self, username: str | None, password: str | None) -> "Endpoint":
+        """The same place, entered as somebody."""
+        secret = None if password is None else Secret(password)
+        return replace(self, username=username, password=secret)
+
+    @property
+    def host(self) -> str | None:
+        """The first host; None for a unix socket."""
+        return self.hosts[0][0] if self.hosts else None
+
 
 def _parse_network(
     url: str, scheme: str, tls: bool, tls_context: ssl.SSLContext | None
 ) -> Endpoint:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Its own message may quote the part with the password.
+        raise ValueError("redis_url is not a URL that can be read") from None
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     user, _, place = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
@@ -104,6 +119,10 @@ def _parse_network(
     else:
         kind = scheme.removeprefix("redis+") if "+" in scheme else "single"
         hosts = _hosts(place, 26379 if kind == "sentinel" else 6379)
+        if kind == "single" and len(hosts) > 1:
+            raise ValueError(
+                "redis_url names several hosts: that is for redis+sentinel:// and redis+cluster://"
+            )
     if kind == "sentinel":
         service = segments.pop(0) if segments else "mymaster"
     if len(segments) > 1:
@@ -118,6 +137,9 @@ def _parse_network(
         )
     if options and not wants_tls:
         raise ValueError("redis_url names TLS files but is not rediss://")
+    if tls_context is not None and kind != "single":
+        # redis-py, which finds the nodes, takes files only.
+        raise ValueError("tls_context is for a single server: name the TLS files in redis_url")
     return Endpoint(
         kind,
         hosts,
@@ -127,6 +149,7 @@ def _parse_network(
         db,
         service,
         (tls_context or _tls_context(options)) if wants_tls else None,
+        options,
     )
 
 

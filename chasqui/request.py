@@ -13,8 +13,8 @@ from chasqui._core.reply import Builder, ReplyError
 
 T = TypeVar("T")
 
-#: Yields a request and is sent its reply, or yields several and is sent a list with each one's reply
-#: or exception; returns the operation's result.
+#: Yields a request and is sent its reply, or yields several and is sent a list with each one's
+#: reply or exception; returns the operation's result.
 Plan: TypeAlias = Generator["Request | Iterable[Request]", Any, T]
 
 
@@ -56,13 +56,14 @@ class Request:
         "deadline_s",
         "effect",
         "frame",
-        "future",
+        "is_in_doubt",
+        "outcome",
         "raises",
+        "refusal",
         "replies",
         "script",
         "timeout_s",
         "tries",
-        "was_sent",
     )
 
     def __init__(
@@ -85,11 +86,24 @@ class Request:
         #: None: the connection's own.
         self.timeout_s = timeout_s
         # What the connection notes on the way:
-        self.future: Any = None
+        #: A future, or, on a blocking connection, the reply or the exception itself.
+        self.outcome: Any = None
         self.replies: list[Any] = []
         self.deadline_s = 0.0
         self.tries = 0
-        self.was_sent = False
+        #: Why the server would not do it just now.
+        self.refusal: ReplyError | None = None
+        #: A link was lost after it went out and before it was answered.
+        self.is_in_doubt = False
+
+    def send_source(self) -> None:
+        """From now on carry the script itself: EVALSHA becomes EVAL, which the server caches."""
+        assert self.script is not None
+        name, source = self.script.sha, self.script.source
+        by_name = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(name), name)
+        by_source = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(source), source)
+        self.frame = self.frame.replace(by_name, by_source, 1)
+        self.script = None
 
 
 def commands(*calls: tuple[Any, ...], effect: Effect, **options: Any) -> Request:

@@ -67,17 +67,16 @@ def handshake(
     (answer,) = yield [(*hello, "SETNAME", client_name)]
     calls: list[tuple[Any, ...]] = []
     if isinstance(answer, ReplyError):
-        _refuse_credentials(answer)
         if not _is_unknown(answer):
-            raise exception_for(answer)
+            raise _refused(answer)
         # Older than RESP3, or told to refuse it: the same by single commands.
-        calls = [("AUTH", *secret)] if secret and username else [("AUTH", *secret[1:])]
-        calls = calls if secret else []
+        if secret:
+            calls.append(("AUTH", *secret) if username else ("AUTH", secret[1]))
         calls += [("CLIENT", "SETNAME", client_name), ("INFO", "server")]
         replies = yield calls
-        for reply in replies[:-1]:
+        for reply in (*replies[: 1 if secret else 0], replies[-1]):
             if isinstance(reply, ReplyError):
-                _refuse_credentials(reply)
+                raise _refused(reply)
         name, version = _from_info(replies[-1])
     else:
         name, version = _from_hello(answer)
@@ -94,6 +93,10 @@ def handshake(
         del calls[3]
     replies = yield calls
     _, _, infos, *rest = replies
+    for reply in replies:
+        # Nothing is learned from a server that has no time for questions.
+        if isinstance(reply, ReplyError) and answer_to(reply) is Answer.WAIT:
+            raise NotReadyError(reply.message, code=reply.code)
     if db and isinstance(rest[0], ReplyError):
         raise exception_for(rest[0])
     known = [bool(info) for info in infos] if isinstance(infos, list) else [False, False]
@@ -107,6 +110,10 @@ def handshake(
     )
     _warn_if_unsafe(profile)
     return profile
+
+
+class NotReadyError(ServerError):
+    """The server is up but busy with itself: loading its data, or running a script."""
 
 
 class Answer(enum.Enum):
@@ -175,10 +182,15 @@ def _is_unknown(error: ReplyError) -> bool:
     return error.code == "NOPROTO" or "unknown command" in text or "syntax error" in text
 
 
-def _refuse_credentials(error: ReplyError) -> None:
-    text = error.message
-    if error.code in ("WRONGPASS", "NOAUTH", "NOPERM") or "AUTH" in text:
-        raise AuthenticationError(text)
+def _refused(error: ReplyError) -> ChasquiError:
+    """What a refused greeting raises. Its text is the server's, and no server repeats what it was
+    sent, but for commands that it does not know: those never get here."""
+    if answer_to(error) is Answer.WAIT:
+        return NotReadyError(error.message, code=error.code)
+    # "ERR invalid password", and "ERR AUTH <password> called without any password configured".
+    if "password" in error.message.lower():
+        return AuthenticationError(error.message)
+    return exception_for(error)
 
 
 def _took_claim(reply: Any) -> bool:
@@ -201,7 +213,7 @@ def _from_info(reply: Any) -> tuple[str, Version]:
 
 def _version(text: bytes) -> Version:
     numbers = [int(part) for part in re.findall(rb"\d+", text)[:3]]
-    major, minor, patch = (numbers + [0, 0, 0])[:3]
+    major, minor, patch = [*numbers, 0, 0, 0][:3]
     return major, minor, patch
 
 

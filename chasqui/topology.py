@@ -1,4 +1,4 @@
-"""Finding the node that owns a queue: Sentinel and Cluster through redis-py, embedded by starting it.
+"""Finding the server that owns a queue: Sentinel and Cluster by redis-py, embedded by starting it.
 
 Blocking, and rarely asked: the asyncio side calls it in a thread.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 from redis.sentinel import Sentinel
 
 from chasqui import embedded
@@ -20,89 +20,76 @@ _LOOKUP_TIMEOUT_S = 2.0
 
 
 class Directory:
-    """Knows where an endpoint's servers are; keeps what it learned until told to forget it."""
+    """Tells where the server of an endpoint is, and holds an embedded one while it is in use."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self._path = endpoint.path
         self._lock = threading.Lock()
-        self._cluster: RedisCluster | None = None
-        self._is_stale = False
         self._server: embedded.EmbeddedServer | None = None
 
-    def locate(self, key: bytes) -> Endpoint:
-        """The single server that has `key` now. Raises UnreachableError."""
-        kind = self._endpoint.kind
-        with self._lock:
-            if self._is_stale:
-                self._drop_cluster()
-            try:
-                if kind == "sentinel":
-                    return self._endpoint.at(*self._ask_sentinels())
-                if kind == "cluster":
-                    return self._endpoint.at(*self._ask_cluster(key))
-            except (RedisError, OSError) as error:
-                raise UnreachableError(
-                    f"no primary found through {self._endpoint}: {error}"
-                ) from None
-            if kind == "embedded":
-                return Endpoint.parse(self._embedded().url)
-            return self._endpoint
-
-    def forget(self) -> None:
-        """The server was not there: look anew next time. Never blocks."""
-        self._is_stale = True
+    def locate(self, endpoint: Endpoint, key: bytes) -> Endpoint:
+        """The single server that has `key` now. Raises UnreachableError, EmbeddedServerError."""
+        try:
+            if endpoint.kind == "sentinel":
+                return endpoint.at(*_ask_sentinels(endpoint))
+            if endpoint.kind == "cluster":
+                return endpoint.at(*_ask_cluster(endpoint, key))
+        except (RedisError, RedisClusterException, OSError) as error:
+            raise UnreachableError(f"no primary found through {endpoint}: {error}") from None
+        if endpoint.kind == "embedded":
+            return Endpoint.parse(self._embedded().url)
+        return endpoint
 
     def close(self) -> None:
-        """Let go of whatever was opened or started."""
+        """Let go of the embedded server."""
         with self._lock:
-            self._drop_cluster()
             server, self._server = self._server, None
         if server is not None:
             server.close()
 
-    def _drop_cluster(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        self._is_stale = False
-        if cluster is not None:
-            cluster.close()
-
-    def _ask_sentinels(self) -> tuple[str, int]:
-        endpoint = self._endpoint
-        assert endpoint.service is not None
-        sentinels = Sentinel(endpoint.hosts, sentinel_kwargs=self._options(with_password=False))
-        try:
-            host, port = sentinels.discover_master(endpoint.service)
-        finally:
-            for sentinel in sentinels.sentinels:
-                sentinel.close()
-        return str(host), int(port)
-
-    def _ask_cluster(self, key: bytes) -> tuple[str, int]:
-        if self._cluster is None:
-            nodes = [ClusterNode(host, port) for host, port in self._endpoint.hosts]
-            self._cluster = RedisCluster(startup_nodes=nodes, **self._options(with_password=True))
-        node: Any = self._cluster.get_node_from_key(key.decode())
-        if node is None:
-            raise UnreachableError(f"no node of {self._endpoint} owns the queue's slot")
-        return str(node.host), int(node.port)
-
-    def _options(self, *, with_password: bool) -> dict[str, Any]:
-        endpoint = self._endpoint
-        options: dict[str, Any] = {
-            "socket_timeout": _LOOKUP_TIMEOUT_S,
-            "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
-        }
-        if with_password and endpoint.password is not None:
-            options["username"] = endpoint.username
-            options["password"] = endpoint.password.reveal()
-        return options
-
     def _embedded(self) -> embedded.EmbeddedServer:
-        if self._endpoint.path is None:
+        if self._path is None:
             return _temporary()
-        if self._server is None:
-            self._server = embedded.start(Path(self._endpoint.path))
-        return self._server
+        with self._lock:
+            if self._server is None:
+                self._server = embedded.start(Path(self._path))
+            return self._server
+
+
+def _ask_sentinels(endpoint: Endpoint) -> tuple[str, int]:
+    assert endpoint.service is not None
+    # The credentials are for the servers that the sentinels watch, not for themselves.
+    sentinels = Sentinel(endpoint.hosts, sentinel_kwargs=_options(endpoint))  # type: ignore[no-untyped-call]
+    try:
+        host, port = sentinels.discover_master(endpoint.service)  # type: ignore[no-untyped-call]
+    finally:
+        for sentinel in sentinels.sentinels:
+            sentinel.close()
+    return str(host), int(port)
+
+
+def _ask_cluster(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
+    options = _options(endpoint)
+    if endpoint.password is not None:
+        options |= {"username": endpoint.username, "password": endpoint.password.reveal()}
+    nodes = [ClusterNode(*place) for place in endpoint.hosts]  # type: ignore[no-untyped-call]
+    # A slot that nobody serves is no concern of a queue in another one.
+    cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+    try:
+        node: Any = cluster.get_node_from_key(key.decode())  # type: ignore[no-untyped-call]
+    finally:
+        cluster.close()
+    if node is None:
+        raise UnreachableError(f"no node of {endpoint} owns the queue's slot")
+    return str(node.host), int(node.port)
+
+
+def _options(endpoint: Endpoint) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_timeout": _LOOKUP_TIMEOUT_S,
+        "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
+    }
+    return options | {"ssl": True, **endpoint.tls_files} if endpoint.tls else options
 
 
 _temporary_lock = threading.Lock()

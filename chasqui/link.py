@@ -1,0 +1,169 @@
+"""One live socket of the asyncio connection: frames out, replies in, in step."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
+from chasqui.config import CredentialProvider, Endpoint
+from chasqui.errors import UnreachableError
+from chasqui.policy import CONNECT_TIMEOUT_S, Introduction, tune
+from chasqui.request import Effect, Request, commands
+from chasqui.server import ServerProfile
+
+logger = logging.getLogger(__name__)
+
+#: Bytes that the transport may hold before the link counts as not writable.
+_TRANSPORT_HIGH_BYTES = 1024 * 1024
+
+
+class Link(asyncio.Protocol):
+    """A link to one server. Its owner sets the three callbacks."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.on_reply: Callable[[Link, Request, Any], None] = _resolve
+        self.on_lost: Callable[[Link], None] = _fail_first
+        self.on_writable: Callable[[], None] = lambda: None
+        self.profile: ServerProfile | None = None
+        self.inflight: deque[Request] = deque()
+        self.is_writable = True
+        #: No new requests go out: the link closes once its last reply has come.
+        self.is_retired = False
+        #: Done when the socket is closed.
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._reader = ReplyReader()
+
+    def send(self, requests: Iterable[Request]) -> None:
+        """Write the frames of all requests at once; their replies are now awaited."""
+        assert self._transport is not None
+        frames = []
+        for request in requests:
+            self.inflight.append(request)
+            frames.append(request.frame)
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def retire(self) -> None:
+        """Close as soon as nothing is on its way."""
+        self.is_retired = True
+        if not self.inflight and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the socket now; `lost` tells when that is done."""
+        self.is_retired = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ── Called by the event loop ────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_TRANSPORT_HIGH_BYTES)
+        tune(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        reader, inflight = self._reader, self.inflight
+        try:
+            reader.feed(data)
+            while True:
+                reply = reader.read(inflight[0].builder if inflight else None)
+                if reply is INCOMPLETE:
+                    break
+                if type(reply) is Push:
+                    continue
+                if not inflight:
+                    raise ProtocolError("Protocol error, a reply that nobody asked for")
+                request = inflight[0]
+                if request.count == 1:
+                    del inflight[0]
+                    self.on_reply(self, request, reply)
+                    continue
+                request.replies.append(reply)
+                if len(request.replies) == request.count:
+                    del inflight[0]
+                    self.on_reply(self, request, request.replies)
+        except ProtocolError as error:
+            logger.warning("the link to %s is dropped: %s", self.endpoint, error)
+            self.abort()
+            return
+        if self.is_retired and not inflight:
+            self.retire()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self.on_writable()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_retired = True
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self.on_lost(self)
+
+
+async def open_link(
+    endpoint: Endpoint, introduction: Introduction, provider: CredentialProvider | None
+) -> Link:
+    """Dial and shake hands; a link that is ready for requests."""
+    loop = asyncio.get_running_loop()
+    link = Link(endpoint)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if provider is not None:
+                endpoint = endpoint.with_credentials(*await provider(endpoint.host))
+            if endpoint.path is not None:
+                await loop.create_unix_connection(lambda: link, endpoint.path)
+            else:
+                host, port = endpoint.hosts[0]
+                name = host if endpoint.tls else None
+                await loop.create_connection(
+                    lambda: link, host, port, ssl=endpoint.tls, server_hostname=name
+                )
+            link.profile = await _shake_hands(link, endpoint, introduction)
+    except BaseException as error:
+        link.abort()
+        if isinstance(error, TimeoutError):
+            raise UnreachableError(
+                f"no connection to {endpoint} within {CONNECT_TIMEOUT_S:g} s"
+            ) from None
+        raise
+    return link
+
+
+async def _shake_hands(link: Link, endpoint: Endpoint, introduction: Introduction) -> ServerProfile:
+    loop = asyncio.get_running_loop()
+    talk = introduction.talk(endpoint)
+    pipeline = next(talk)
+    while True:
+        request = commands(*pipeline, effect=Effect.READ)
+        request.outcome = loop.create_future()
+        if link.is_retired:
+            raise _hung_up()
+        link.send([request])
+        replies = await request.outcome
+        try:
+            pipeline = talk.send(replies if request.count > 1 else [replies])
+        except StopIteration as stop:
+            profile: ServerProfile = stop.value
+            return profile
+
+
+def _resolve(link: Link, request: Request, reply: Any) -> None:
+    if not request.outcome.done():
+        request.outcome.set_result(reply)
+
+
+def _fail_first(link: Link) -> None:
+    for request in link.inflight:
+        if not request.outcome.done():
+            request.outcome.set_exception(_hung_up())
+
+
+def _hung_up() -> Exception:
+    return ConnectionResetError("the server hung up")

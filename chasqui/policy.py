@@ -1,0 +1,117 @@
+"""What the asyncio and the blocking connection do alike: how long, how often, what callers get."""
+
+import random
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chasqui._version import VERSION
+from chasqui.config import Endpoint
+from chasqui.errors import AuthenticationError, ChasquiError, OutcomeUnknownError, UnreachableError
+from chasqui.request import Effect, Request
+from chasqui.server import NotReadyError, ServerProfile, exception_for, handshake
+
+#: How long to look for the server before a dial counts as failed.
+CONNECT_TIMEOUT_S: Final = 5.0
+#: How long a request may take in all, waiting for a lost server included.
+REQUEST_TIMEOUT_S: Final = 30.0
+#: How long the kernel waits for a silent peer to acknowledge what was sent.
+TCP_USER_TIMEOUT_MS: Final = 20_000
+
+_REDIAL_MIN_S, _REDIAL_MAX_S = 0.2, 2.0
+_BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
+#: A link that lived this long was a good one.
+_GOOD_LINK_S = 1.0
+
+
+class Pace:
+    """Spaces dials: none waits after a good link; bad ones wait longer each time."""
+
+    def __init__(self) -> None:
+        self._strikes = 0
+        self._up_s = 0.0
+
+    def wait_s(self) -> float:
+        """How long to wait before the next dial. The second in a row is free: a link may just have
+        been moved; after that at most five a second."""
+        self._strikes += 1
+        if self._strikes <= 2:
+            return 0.0
+        longest_s = min(_REDIAL_MIN_S * 1.5 ** min(self._strikes - 3, 20), _REDIAL_MAX_S)
+        return longest_s * random.uniform(1.0, 1.3)
+
+    def link_up(self, now_s: float) -> None:
+        self._up_s = now_s
+
+    def link_down(self, now_s: float) -> None:
+        if now_s - self._up_s >= _GOOD_LINK_S:
+            self._strikes = 0
+
+
+def busy_wait_s(tries: int) -> float:
+    """How long to wait before a request goes again to a server that is busy with itself."""
+    return min(_BUSY_MIN_S * 1.5 ** min(tries, 20), _BUSY_MAX_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """Who we say we are on each new link."""
+
+    client_name: str
+    #: With it, the server is asked whether it can CLAIM.
+    probe_stream: bytes | None
+
+    def talk(
+        self, endpoint: Endpoint
+    ) -> Generator[list[tuple[Any, ...]], list[Any], ServerProfile]:
+        """The handshake with one server."""
+        return handshake(
+            username=endpoint.username,
+            password=endpoint.password,
+            db=endpoint.db,
+            client_name=self.client_name,
+            library=VERSION,
+            probe_stream=self.probe_stream,
+        )
+
+
+def tune(sock: socket.socket) -> None:
+    """Notice a peer that is gone, and send small requests at once."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+
+
+def is_final(error: Exception, *, was_connected: bool) -> bool:
+    """Whether a failed dial ends the wait of those who need it, instead of another dial."""
+    if isinstance(error, AuthenticationError) or not isinstance(error, OSError | ChasquiError):
+        return True
+    return not was_connected and not isinstance(error, NotReadyError)
+
+
+def dial_failure(endpoint: Endpoint, error: Exception) -> Exception:
+    """What a caller gets when no link could be made."""
+    if isinstance(error, OSError) and not isinstance(error, ChasquiError):
+        told = f": {error}" if str(error) else ""
+        return UnreachableError(f"no connection to {endpoint}{told}")
+    return error
+
+
+def loss(request: Request, endpoint: Endpoint) -> Exception:
+    """What a caller gets when time is up or the link is lost for good.
+
+    Only a request that went out and was not answered is in doubt; one that was refused was not
+    applied, and its refusal is told.
+    """
+    if request.is_in_doubt and request.effect is not Effect.READ:
+        return OutcomeUnknownError(
+            f"a command was sent to {endpoint} and its answer never came: "
+            "it may or may not have been applied"
+        )
+    if request.refusal is not None:
+        return exception_for(request.refusal)
+    return UnreachableError(f"no answer from {endpoint} in time")
