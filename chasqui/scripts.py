@@ -18,13 +18,20 @@ def _load(name: str) -> Script:
     return Script(name, source, sha)
 
 
+ACK: Final = _load("ack")
 ADD: Final = _load("add")
 ADD_MIXED: Final = _load("add_mixed")
+BURY: Final = _load("bury")
 CANCEL: Final = _load("cancel")
+COMPLETE: Final = _load("complete")
 COUNTS: Final = _load("counts")
+RECLAIM: Final = _load("reclaim")
+RELEASE: Final = _load("release")
 REMOVE_REPEAT: Final = _load("remove_repeat")
+RENEW: Final = _load("renew")
 REPLAY: Final = _load("replay")
 RESCHEDULE: Final = _load("reschedule")
+RETRY: Final = _load("retry")
 UPSERT_REPEAT: Final = _load("upsert_repeat")
 
 

@@ -1,0 +1,27 @@
+-- bury: jobs that will not run again leave the stream for the dead-letter stream.
+-- KEYS  1 stream   2 dead-letter stream
+-- ARGV  1 group   2 consumer that must still own them   3 most entries to keep there, or ''
+--       then per job: entry id, number of values that follow, field, value, …
+-- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
+-- cannot be made, the script ends there and the entry stays pending.
+local key, dead, group, owner, keep = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local answers = {}
+local i = 4
+while i <= #ARGV do
+  local id, count = ARGV[i], tonumber(ARGV[i + 1])
+  local held = redis.call('XPENDING', key, group, id, id, 1)[1]
+  if held and held[2] == owner then
+    if keep == '' then
+      redis.call('XADD', dead, '*', unpack(ARGV, i + 2, i + 1 + count))
+    else
+      redis.call('XADD', dead, 'MAXLEN', '~', keep, '*', unpack(ARGV, i + 2, i + 1 + count))
+    end
+    redis.call('XACK', key, group, id)
+    redis.call('XDEL', key, id)
+    answers[#answers + 1] = '1'
+  else
+    answers[#answers + 1] = '0'
+  end
+  i = i + 2 + count
+end
+return table.concat(answers)

@@ -1,0 +1,32 @@
+-- retry: runs failed and are to be repeated: entries leave the stream for the delayed set.
+-- KEYS  1 stream   2 delayed set   3 wake list
+-- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member
+-- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
+-- cannot be made, the script ends there and the entry stays pending.
+-- A new earliest job rings the wake list, which the promoter sleeps on.
+local key, delayed, group, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local earliest = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
+local rings = false
+local answers = {}
+for i = 3, #ARGV, 3 do
+  local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
+  if held and held[2] == owner then
+    local due = now + tonumber(ARGV[i + 1])
+    redis.call('ZADD', delayed, string.format('%.0f', due), ARGV[i + 2])
+    redis.call('XACK', key, group, ARGV[i])
+    redis.call('XDEL', key, ARGV[i])
+    if not earliest or due < earliest then
+      earliest, rings = due, true
+    end
+    answers[#answers + 1] = '1'
+  else
+    answers[#answers + 1] = '0'
+  end
+end
+if rings and redis.call('EXISTS', KEYS[3]) == 0 then
+  redis.call('LPUSH', KEYS[3], '1')
+  redis.call('EXPIRE', KEYS[3], 60)
+end
+return table.concat(answers)
