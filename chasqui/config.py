@@ -9,8 +9,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 DEFAULT_URL: Final = "redis://127.0.0.1:6379"
 
-#: Asked before every AUTH, on reconnects too; gets the host, gives (username, password).
-CredentialProvider: TypeAlias = Callable[[str | None], Awaitable[tuple[str | None, str | None]]]
+#: Username and password; None where there is none.
+Credentials: TypeAlias = tuple[str | None, str | None]
+#: Asked before every AUTH, on reconnects too; gets the host, gives the credentials.
+CredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials]]
+#: What a blocking connection takes: an async provider, or a plain function.
+AnyCredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials] | Credentials]
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "embedded")
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -28,9 +28,10 @@ from chasqui.policy import (
     dial_failure,
     is_final,
     loss,
+    refuse,
 )
 from chasqui.request import Effect, Plan, Request, commands, first_error
-from chasqui.server import Answer, ServerProfile, answer_to, exception_for, moved_to
+from chasqui.server import Answer, ServerProfile, exception_for, moved_to
 
 logger = logging.getLogger(__name__)
 
@@ -308,28 +309,21 @@ class Connection:
         future.set_result(reply)
 
     def _send_again(self, link: Link, request: Request, error: ReplyError) -> bool:
-        """Whether the request goes on: the refused command was not applied."""
-        answer = answer_to(error)
-        if answer is Answer.RAISE or (request.count > 1 and request.effect is Effect.ONCE):
+        """Whether the request goes on."""
+        answer = refuse(request, error)
+        if answer is Answer.RAISE:
             return False
-        if answer is Answer.LOAD and (request.script is None or request.count > 1):
-            return False
-        node = moved_to(error)
-        request.tries += 1
-        request.refusal = error
-        request.replies = []
         if answer is Answer.LOAD:
-            request.send_source()
             self._enqueue(request)
-        elif answer is Answer.ASK and request.count == 1 and node is not None:
+        elif answer is Answer.ASK:
             assert self._loop is not None
             self._held.add(request)
-            task = self._loop.create_task(self._ask(node, request))
+            task = self._loop.create_task(self._ask(moved_to(error), request))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         elif answer is Answer.REDIAL:
             if link is self._link:
-                self._node = node
+                self._node = moved_to(error)
                 self._retire_links()
             if request.tries == 1:
                 self._enqueue(request)
@@ -349,8 +343,9 @@ class Connection:
             self._held.discard(request)
             self._enqueue(request)
 
-    async def _ask(self, node: tuple[str, int], request: Request) -> None:
+    async def _ask(self, node: tuple[str, int] | None, request: Request) -> None:
         """Send one command to the node that is taking the slot over."""
+        assert node is not None
         async with self._ask_lock:
             link = next((one for one in self._links if one.endpoint.hosts == (node,)), None)
             if link is None or link.is_retired or link is self._link:

@@ -6,11 +6,20 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from chasqui._core.reply import ReplyError
 from chasqui._version import VERSION
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, ChasquiError, OutcomeUnknownError, UnreachableError
 from chasqui.request import Effect, Request
-from chasqui.server import NotReadyError, ServerProfile, exception_for, handshake
+from chasqui.server import (
+    Answer,
+    NotReadyError,
+    ServerProfile,
+    answer_to,
+    exception_for,
+    handshake,
+    moved_to,
+)
 
 #: How long to look for the server before a dial counts as failed.
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -84,6 +93,26 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+
+
+def refuse(request: Request, error: ReplyError) -> Answer:
+    """What becomes of a request that the server refused, noted on it; RAISE: it ends here.
+
+    A refused command was not applied, so it may be sent again; but of several commands, some were.
+    """
+    answer = answer_to(error)
+    if answer is Answer.RAISE or (request.count > 1 and request.effect is Effect.ONCE):
+        return Answer.RAISE
+    if answer is Answer.LOAD:
+        if request.script is None or request.count > 1:
+            return Answer.RAISE
+        request.send_source()
+    if answer is Answer.ASK and (request.count > 1 or moved_to(error) is None):
+        answer = Answer.WAIT  # ASKING is for one command: wait until the slot has moved
+    request.tries += 1
+    request.refusal = error
+    request.replies = []
+    return answer
 
 
 def is_final(error: Exception, *, was_connected: bool) -> bool:
