@@ -5,7 +5,6 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.built
 CORE := $(wildcard chasqui/_core/*.pyx chasqui/_core/*.pxd)
-SANITIZED := --build-base build/sanitized --build-lib build/sanitized/lib
 PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -35,7 +34,6 @@ types: build ## Check types
 	@$(BIN)/mypy
 
 fuzz: build ## Feed the core broken input under the sanitizers
-	@CHASQUI_SANITIZE=1 $(BIN)/python setup.py --quiet build $(SANITIZED)
 	@$(BIN)/python -m tests.fuzz
 
 bench: build ## Measure, and write down the numbers

@@ -1,0 +1,1 @@
+"""Broken input for the core under the address and undefined-behaviour sanitizers."""

@@ -1,0 +1,254 @@
+"""Valid inputs to begin with: by our own encoders, from recorded replies, and from two grammars."""
+
+import random
+import struct
+from collections.abc import Callable
+
+from chasqui._core.envelope import encode_delayed_member, encode_envelope, encode_retry
+
+#: Replies as servers have sent them, RESP2 and RESP3.
+RECORDED = (
+    b"+OK\r\n",
+    b"$-1\r\n",
+    b"*-1\r\n",
+    b":0\r\n",
+    b"*3\r\n:1\r\n:-1\r\n:2\r\n",
+    b"$15\r\n1794797194831-0\r\n",
+    b"-NOGROUP No such key '{chasqui:q}:stream' or consumer group 'default'\r\n",
+    b"-NOSCRIPT No matching script. Please use EVAL.\r\n",
+    b"%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n$7\r\nmodules\r\n*0\r\n",
+    b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$2\r\nhi\r\n+OK\r\n",
+    b"|1\r\n+key-popularity\r\n%2\r\n$1\r\na\r\n,0.1923\r\n$1\r\nb\r\n,0.0012\r\n*2\r\n:20\r\n:95\r\n",
+    b"~4\r\n+orange\r\n#t\r\n:100\r\n_\r\n",
+    b"=15\r\ntxt:Some string\r\n(3492890328409238509324850943850943825024385\r\n",
+    b"*2\r\n,inf\r\n,-1.5e-7\r\n",
+)
+
+_TEXTS = ("", "a", "mail", "send-report", "ünïcode", "報告", "x" * 31, "x" * 32, "n" * 256)
+_BYTES = (b"", b"\xc0", b"\x00", b"\r\n", b"d", b"n", b"\x81\xa2to\xa3ada", b"\xff" * 9, b"p" * 300)
+#: Around every width that an integer may have.
+_NUMBERS = (
+    *(0, 1, (1 << 64) - 1),
+    *((1 << width) + off for width in (7, 8, 16, 31, 32, 63) for off in (-1, 0, 1)),
+)
+
+
+class Corpus:
+    """Makes inputs of one seed: each method gives another one every time it is called."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def reply(self) -> bytes:
+        """One or two replies of any type."""
+        rng = self._rng
+        if rng.random() < 0.1:
+            return rng.choice(RECORDED)
+        data = self._value(0)
+        return data + self._value(0) if rng.random() < 0.2 else data
+
+    def entries(self) -> bytes:
+        """A byte that says how to read it (see targets.Entries), then a reply of stream entries."""
+        rng = self._rng
+        shape = rng.randrange(3)
+        items = [self._entry() for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+        data = _array(len(items)) + b"".join(items)
+        if shape == 0:
+            key = _bulk(b"{chasqui:q}:stream")
+            data = (b"%1\r\n" if rng.random() < 0.5 else b"*1\r\n*2\r\n") + key + data
+        elif shape == 2:
+            ids = [_bulk(b"%d-0" % i) for i in range(rng.randrange(3))]
+            third = rng.random() < 0.7
+            data = _array(2 + third) + _bulk(b"0-0") + data
+            data += _array(len(ids)) + b"".join(ids) if third else b""
+        elif rng.random() < 0.1:
+            data = self._value(0)
+        return bytes([shape + 3 * (rng.random() < 0.1)]) + data
+
+    def envelope(self) -> bytes:
+        """What our encoder writes; or in other widths, with more elements or a wrong one."""
+        rng = self._rng
+        id, payload = self._text(), self._payload()
+        created, attempt = self._number(), self._number() & 0xFFFFFFFF
+        retry = self._retry() if rng.random() < 0.5 else None
+        if rng.random() < 0.4:
+            encoded = None if retry is None else encode_retry(*retry)
+            return encode_envelope(id, payload, created, attempt, encoded)
+        parts: list[object] = [id, payload, created, attempt]
+        if retry is not None or rng.random() < 0.3:
+            parts.append(None if retry is None else list(retry))
+            parts += [self._any(0) for _ in range(rng.choice((0, 0, 1, 3)))]
+        if rng.random() < 0.3:
+            parts[rng.randrange(len(parts))] = self._any(0)
+        return self._pack(parts)
+
+    def member(self) -> bytes:
+        """A delayed member."""
+        return encode_delayed_member(self._text(), self.envelope())
+
+    # ── RESP ──
+
+    def _value(self, depth: int) -> bytes:
+        rng = self._rng
+        kind = rng.randrange(20 if depth < 4 and rng.random() < 0.97 else 13)
+        if kind >= 13:
+            return self._aggregate(kind - 13, depth)
+        makers: tuple[Callable[[], bytes], ...] = (
+            lambda: b"$-1\r\n",
+            lambda: b"*-1\r\n",
+            lambda: b"_\r\n",
+            lambda: b"#%c\r\n" % rng.choice(b"tf"),
+            lambda: b":%d\r\n" % (self._number() & ((1 << 63) - 1)),
+            lambda: b":-%d\r\n" % rng.randrange(1, 1 << 63),
+            lambda: (
+                b",%s\r\n"
+                % rng.choice((b"0", b"-0", b"1.5", b"inf", b"-inf", b"nan", b"1e308", b"2e-320"))
+            ),
+            lambda: b"(%d\r\n" % (self._number() - self._number()),
+            lambda: b"+%s\r\n" % self._text().encode(),
+            lambda: b"-ERR %s\r\n" % self._text().encode(),
+            lambda: b"=%d\r\ntxt:%s\r\n" % (4 + len(text := self._payload()), text),
+            lambda: _bulk(self._payload()),
+            lambda: _bulk(self._text().encode()),
+        )
+        return makers[kind]()
+
+    def _aggregate(self, kind: int, depth: int) -> bytes:
+        rng = self._rng
+        count = rng.choice((0, 1, 1, 2, 3, 4))
+        if kind < 3 or (kind > 4 and depth):  # out-of-band kinds are valid at the root only
+            return _array(count) + b"".join(self._value(depth + 1) for _ in range(count))
+        if kind == 3:
+            return b"~%d\r\n" % count + b"".join(self._value(depth + 1) for _ in range(count))
+        if kind == 5:
+            return b">%d\r\n" % count + b"".join(self._value(depth + 1) for _ in range(count))
+        pairs = b"".join(self._value(9) + self._value(depth + 1) for _ in range(count))
+        if kind == 4:
+            return b"%%%d\r\n" % count + pairs
+        return b"|%d\r\n" % count + pairs + self._value(depth + 1)
+
+    def _entry(self) -> bytes:
+        rng = self._rng
+        if rng.random() < 0.05:
+            return b"*-1\r\n"
+        id = _bulk(b"%d-%d" % (self._number(), rng.randrange(9)))
+        fields = []
+        if rng.random() < 0.9:
+            fields += [b"d", self.envelope()]
+        if rng.random() < 0.5:
+            fields += [b"n", self._text().encode()]
+        if rng.random() < 0.2:
+            fields += [rng.choice((b"d", b"n", b"reason", b"source_id")), self._payload()]
+        body = _array(len(fields)) + b"".join(map(_bulk, fields))
+        if rng.random() < 0.05:
+            body = b"*-1\r\n"
+        if rng.random() < 0.7:
+            return _array(2) + id + body
+        return _array(4) + id + body + b":%d\r\n:%d\r\n" % (rng.randrange(99999), rng.randrange(9))
+
+    # ── msgpack ──
+
+    def _retry(
+        self,
+    ) -> tuple[int | None, tuple[str, int, int | None, float | None, int | None] | None]:
+        rng = self._rng
+        attempts = rng.choice((None, 0, 1, 25, 0xFFFFFFFF))
+        if rng.random() < 0.3:
+            return attempts, None
+        kind = rng.choice(("fixed", "exponential", "", "ünknown"))
+        multiplier = rng.choice((None, 0.0, 1.5, 2.0, -1.0, 1e308, float("inf"), float("nan")))
+        maximum, jitter = (rng.choice((None, self._number())) for _ in range(2))
+        return attempts, (kind, self._number(), maximum, multiplier, jitter)
+
+    def _any(self, depth: int) -> object:
+        rng = self._rng
+        if depth < 3 and rng.random() < 0.3:
+            items = [self._any(depth + 1) for _ in range(rng.randrange(4))]
+            return items if rng.random() < 0.5 else dict(enumerate(items))
+        plain = (
+            None,
+            True,
+            False,
+            -1,
+            -(1 << 63),
+            1.5,
+            self._number(),
+            self._text(),
+            self._payload(),
+        )
+        return rng.choice((*plain, _Ext(rng.randrange(-128, 128), rng.randbytes(rng.randrange(9)))))
+
+    def _pack(self, value: object) -> bytes:
+        """msgpack of any width that holds the value, not only the shortest."""
+        if value is None:
+            return b"\xc0"
+        if isinstance(value, bool):
+            return b"\xc3" if value else b"\xc2"
+        if isinstance(value, int):
+            return self._pack_int(value)
+        if isinstance(value, float):
+            return (
+                struct.pack(">Bd", 0xCB, value) if self._rng.random() < 0.8 else b"\xca\x3f\xc0\0\0"
+            )
+        if isinstance(value, str):
+            text = value.encode()
+            return self._head(len(text), (0xA0, 32), (0xD9, 0xDA, 0xDB)) + text
+        if isinstance(value, bytes):
+            return self._head(len(value), None, (0xC4, 0xC5, 0xC6)) + value
+        if isinstance(value, _Ext):
+            return (
+                self._head(len(value.data), None, (0xC7, 0xC8, 0xC9))
+                + struct.pack("b", value.kind)
+                + value.data
+            )
+        if isinstance(value, dict):
+            items = [part for pair in value.items() for part in pair]
+            return self._head(len(value), (0x80, 16), (None, 0xDE, 0xDF)) + b"".join(
+                map(self._pack, items)
+            )
+        assert isinstance(value, list | tuple)
+        return self._head(len(value), (0x90, 16), (None, 0xDC, 0xDD)) + b"".join(
+            map(self._pack, value)
+        )
+
+    def _pack_int(self, value: int) -> bytes:
+        if -32 <= value < 128 and self._rng.random() < 0.5:
+            return struct.pack("b", value)
+        signed = value < 0 or (value < 1 << 63 and self._rng.random() < 0.2)
+        fits = [w for w in range(4) if -(1 << 8 * 2**w - signed) <= value < 1 << 8 * 2**w - signed]
+        width = self._rng.choice(fits)
+        return bytes([(0xD0 if signed else 0xCC) + width]) + value.to_bytes(
+            2**width, "big", signed=signed
+        )
+
+    def _head(
+        self, size: int, fixed: tuple[int, int] | None, wide: tuple[int | None, int, int]
+    ) -> bytes:
+        if fixed and size < fixed[1] and self._rng.random() < 0.6:
+            return bytes([fixed[0] | size])
+        fits = [w for w in range(3) if wide[w] is not None and size < 1 << 8 * 2**w]
+        width = self._rng.choice(fits)
+        return bytes([wide[width] or 0]) + size.to_bytes(2**width, "big")
+
+    def _text(self) -> str:
+        return self._rng.choice(_TEXTS)
+
+    def _payload(self) -> bytes:
+        return self._rng.choice(_BYTES)
+
+    def _number(self) -> int:
+        return self._rng.choice(_NUMBERS)
+
+
+class _Ext:
+    def __init__(self, kind: int, data: bytes) -> None:
+        self.kind = kind
+        self.data = data
+
+
+def _bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def _array(count: int) -> bytes:
+    return b"*%d\r\n" % count

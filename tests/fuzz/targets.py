@@ -1,0 +1,244 @@
+"""What must hold for every input, whatever its bytes: four targets, each judged by another decoder.
+
+`check` is a function of the input alone, so that a saved input fails again when replayed.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, NamedTuple
+from zlib import crc32
+
+import hiredis
+
+from chasqui._core.entry import EntryBuilder
+from chasqui._core.envelope import (
+    EnvelopeError,
+    decode_delayed_member,
+    decode_envelope,
+    encode_delayed_member,
+)
+from chasqui._core.reply import INCOMPLETE, Builder, ProtocolError, Push, ReplyError, ReplyReader
+from tests.fuzz import reference
+from tests.fuzz.corpus import Corpus
+from tests.fuzz.mutate import MSGPACK, RESP, Format
+
+
+class WrongAnswerError(Exception):
+    """The core took an input and gave something else than it must."""
+
+
+class Target(NamedTuple):
+    """One decoder of the core."""
+
+    name: str
+    format: Format
+    make: Callable[[Corpus], bytes]
+    check: Callable[[bytes], bool]  # True: accepted, False: refused; raises what is a bug
+
+
+# ── Replies ──────────────────────────────────────────────────────────────────────────────────────
+
+#: Refusals that are limits of ours; hiredis-py has none of them.
+_LIMITS = ("Protocol error, a", "Max nesting depth", "Multi-bulk length out of range")
+#: hiredis-py gives attributes as replies and big numbers as bytes.
+_DIFFERENT = re.compile(rb"[|(]")
+#: hiredis-py allocates what a header promises.
+_PROMISE = re.compile(rb"[*~>%|][0-9]{5}")
+_MAP = re.compile(rb"%([0-9]+)\r\n")
+_REPLY_ERROR: Any = ReplyError  # hiredis-py takes any callable, its stub wants an exception
+_BYTEWISE_LIMIT = 256
+
+
+def check_reply(data: bytes) -> bool:
+    """The same objects however the bytes are cut, and those of hiredis-py."""
+    mark = crc32(data)
+    replies, refusal = read((data,))
+    cut_replies, cut_refusal = read(cut(data, mark))
+    if (refusal is None) != (cut_refusal is None) or not same(replies, cut_replies, mark):
+        raise WrongAnswerError(
+            f"whole: {replies!r}, {refusal}\nin pieces: {cut_replies!r}, {cut_refusal}"
+        )
+    if not _PROMISE.search(data):
+        _compare_with_hiredis(data, replies, refusal, mark)
+    return refusal is None and bool(replies)
+
+
+def _compare_with_hiredis(data: bytes, replies: list[Any], refusal: str | None, mark: int) -> None:
+    theirs, their_refusal = read_with_hiredis(data)
+    if refusal is None or not refusal.startswith(_LIMITS):
+        if refusal is not None and their_refusal is None:
+            raise WrongAnswerError(f"hiredis-py reads {theirs!r}, we say {refusal}")
+        if len(theirs) > len(replies) and not _DIFFERENT.search(data):
+            raise WrongAnswerError(f"hiredis-py reads {theirs!r}, we only {replies!r}")
+    if _DIFFERENT.search(data):
+        return
+    common = min(len(theirs), len(replies))
+    if not same(replies[:common], theirs[:common], mark) and not _has_twin_keys(data, replies):
+        raise WrongAnswerError(f"hiredis-py reads {theirs!r}, we read {replies!r}")
+    for ours, their in zip(replies, theirs, strict=False):
+        if isinstance(ours, Push) != isinstance(their, hiredis.PushNotification):
+            raise WrongAnswerError(f"hiredis-py reads {type(their)}, we read {type(ours)}")
+
+
+def _has_twin_keys(data: bytes, replies: list[Any]) -> bool:
+    """Whether a map may have had a key twice: hiredis-py puts the next value elsewhere then."""
+    promised = sum(int(size) for size in _MAP.findall(data))
+    return promised != _count_pairs(replies)
+
+
+def _count_pairs(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(_count_pairs, value.values()))
+    return sum(map(_count_pairs, value)) if isinstance(value, list) else 0
+
+
+def read(chunks: Iterable[bytes], builder: Builder | None = None) -> tuple[list[Any], str | None]:
+    """Every reply in the chunks, and why the rest was refused."""
+    reader = ReplyReader()
+    replies: list[Any] = []
+    try:
+        for chunk in chunks:
+            reader.feed(chunk)
+            while (reply := reader.read(builder)) is not INCOMPLETE:
+                replies.append(reply)
+    except ProtocolError as error:
+        return replies, str(error)
+    return replies, None
+
+
+def read_with_hiredis(data: bytes) -> tuple[list[Any], str | None]:
+    reader = hiredis.Reader(replyError=_REPLY_ERROR, notEnoughData=INCOMPLETE)
+    reader.feed(data)
+    replies: list[Any] = []
+    try:
+        while (reply := reader.gets()) is not INCOMPLETE:
+            replies.append(reply)
+    except (hiredis.ProtocolError, TypeError) as error:  # TypeError: an aggregate as a map's key
+        return replies, str(error)
+    return replies, None
+
+
+def cut(data: bytes, mark: int) -> list[bytes]:
+    """The input in two or three pieces, or in as many as it has bytes."""
+    if mark & 15 == 0 and len(data) <= _BYTEWISE_LIMIT:
+        return [data[i : i + 1] for i in range(len(data))]
+    size = len(data) + 1
+    first, second = sorted(((mark >> 4) % size, (mark >> 16) % size))
+    return [data[:first], data[first:second], data[second:]]
+
+
+def same(ours: Any, theirs: Any, mark: int) -> bool:
+    """Equal; now and then also in their text, which tells 1 from True and 1.0."""
+    if ours == theirs:
+        return mark & 0x70 != 0 or repr(ours) == repr(theirs)
+    return repr(ours) == repr(theirs)  # NaN is equal to nothing
+
+
+# ── Entries ──────────────────────────────────────────────────────────────────────────────────────
+
+_SHAPES: Final[tuple[Literal["streams", "range", "autoclaim"], ...]] = (
+    "streams",
+    "range",
+    "autoclaim",
+)
+#: Types that a plain reply does not tell from an array, a bulk string or an integer.
+_AMBIGUOUS = re.compile(rb"^[~|]|(?!^)[+=~%>|(]")
+
+
+def check_entries(data: bytes) -> bool:
+    """The first byte chooses shape and size limit; the entries are those of the plain reply."""
+    control, data = data[0] if data else 0, data[1:]
+    shape, limit = _SHAPES[control % 3], 16 if control // 3 % 2 else 1 << 20
+    mark = crc32(data)
+    builder = EntryBuilder(shape, limit)
+    found, refusal = read((data,), builder)
+    replies = [reference.from_entries(reply) for reply in found]
+    _check_still_usable(builder)
+    cut_found, cut_refusal = read(cut(data, mark), EntryBuilder(shape, limit))
+    cut_replies = [reference.from_entries(reply) for reply in cut_found]
+    if (refusal is None) != (cut_refusal is None) or not same(replies, cut_replies, mark):
+        raise WrongAnswerError(
+            f"{shape}, whole: {replies!r}, {refusal}\nin pieces: {cut_replies!r}, {cut_refusal}"
+        )
+    plain, plain_refusal = read((data,))
+    if plain_refusal is not None and refusal is None:
+        raise WrongAnswerError(f"{shape}: accepted what is refused as {plain_refusal}")
+    is_ambiguous = _AMBIGUOUS.search(data) is not None
+    for got, reply in zip(replies, plain, strict=False):
+        expected = reference.entries(shape, reply, limit)
+        if same(got, expected, mark) or (is_ambiguous and same(got, reply, mark)):
+            continue
+        if not (isinstance(reply, dict) and _has_twin_keys(data, plain)):
+            raise WrongAnswerError(f"{shape}: {got!r}, expected {expected!r} from {reply!r}")
+    if len(plain) > len(replies) and not is_ambiguous:
+        expected = reference.entries(shape, plain[len(replies)], limit)
+        if expected is not reference.MISSHAPEN:
+            raise WrongAnswerError(f"{shape}: {refusal}, expected {expected!r}")
+    return refusal is None and bool(replies)
+
+
+def _check_still_usable(builder: EntryBuilder) -> None:
+    """The reader is gone, maybe in the middle of a reply: the next one gets its own reply."""
+    replies, refusal = read((b"-ERR x\r\n",), builder)
+    if refusal is not None or replies != [ReplyError("ERR x")]:
+        raise WrongAnswerError(f"{builder.shape}: the next reader gets {replies!r}, {refusal}")
+
+
+# ── Envelopes and delayed members ────────────────────────────────────────────────────────────────
+
+
+def check_envelope(data: bytes) -> bool:
+    """Accepted exactly when msgpack decodes it to a valid shape, with the same parts."""
+    expected = reference.envelope(data)
+    try:
+        envelope = decode_envelope(data)
+    except EnvelopeError as error:
+        if isinstance(expected, tuple):
+            raise WrongAnswerError(f"refused ({error}), expected {expected!r}") from None
+        return False
+    parts = reference.parts(envelope)
+    if expected is not reference.UNKNOWN and repr(parts) != repr(expected):
+        raise WrongAnswerError(f"{parts!r}, expected {expected!r}")
+    attempt = crc32(data) >> (crc32(data) & 31)
+    again = reference.parts(decode_envelope(envelope.with_attempt(attempt)))
+    if repr(again) != repr(parts._replace(attempt=attempt)):
+        raise WrongAnswerError(f"with attempt {attempt}: {again!r} from {parts!r}")
+    return True
+
+
+def check_member(data: bytes) -> bool:
+    """Decoded and encoded again it is the same; refused only if short or if its name is no text."""
+    try:
+        name, envelope = decode_delayed_member(data)
+    except EnvelopeError as error:
+        if _is_member(data):
+            raise WrongAnswerError(f"refused ({error}) for no reason") from None
+        return False
+    if not _is_member(data) or encode_delayed_member(name, envelope) != data:
+        raise WrongAnswerError(f"{name!r}, {envelope!r} is not what it came from")
+    try:
+        decode_envelope(envelope)
+    except EnvelopeError:
+        return False
+    return True
+
+
+def _is_member(data: bytes) -> bool:
+    if len(data) < 4:
+        return False
+    size = int.from_bytes(data[:4], "little")
+    try:
+        return len(data[4 : 4 + size].decode().encode()) == size
+    except UnicodeDecodeError:
+        return False
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("reply", RESP, Corpus.reply, check_reply),
+        Target("entries", RESP, Corpus.entries, check_entries),
+        Target("envelope", MSGPACK, Corpus.envelope, check_envelope),
+        Target("member", MSGPACK, Corpus.member, check_member),
+    )
+}
