@@ -10,6 +10,8 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 
 
 cdef extern from "Python.h":
+    bint PyLong_CheckExact(object number)
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
 
 
@@ -131,11 +133,17 @@ cdef class CommandBuffer:
         cdef Py_buffer view
         cdef Py_ssize_t size
         cdef const char* text
+        cdef long long number
+        cdef int overflow
         if PyBytes_CheckExact(argument):
             return self.write_bulk(PyBytes_AS_STRING(argument), PyBytes_GET_SIZE(argument))
         if isinstance(argument, str):
             text = PyUnicode_AsUTF8AndSize(argument, &size)
             return self.write_bulk(text, size)
+        if PyLong_CheckExact(argument):         # counts and times: no text in between
+            number = PyLong_AsLongLongAndOverflow(argument, &overflow)
+            if number >= 0 and not overflow:
+                return self.write_number(number)
         if isinstance(argument, bool):
             raise TypeError("a command argument cannot be a bool; say 0 or 1")
         if isinstance(argument, (int, float)):

@@ -10,7 +10,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp, memset
 
-from chasqui._core.envelope cimport EnvelopeView, fault_text, read_envelope, retry_tuple, with_attempt
+from chasqui._core.envelope cimport EnvelopeView, fault_text, read_envelope, retry_tuple, text_at, with_attempt
 from chasqui._core.hiredis cimport (
     CreateArray, CreateBool, CreateDouble, CreateInteger, CreateNil, CreateString, REDIS_REPLY_ARRAY,
     REDIS_REPLY_MAP, REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
@@ -51,7 +51,7 @@ cdef class Entry:
     @property
     def job_id(self):
         """The job's id; empty where the envelope was not decoded."""
-        return self.envelope[self._view.id_at:self._view.id_at + self._view.id_size].decode() if self.envelope else ""
+        return text_at(self.envelope, self._view.id_at, self._view.id_size) if self._view.id_size else ""
 
     @property
     def payload(self):

@@ -45,6 +45,7 @@ cdef char* put_envelope(char* out, const char* id, Py_ssize_t id_size, const cha
                         Py_ssize_t payload_size, uint64_t created_at_ms, uint64_t attempt,
                         const char* retry, Py_ssize_t retry_size) noexcept nogil
 cdef char* put_member_prefix(char* out, const char* name, Py_ssize_t name_size) noexcept nogil
+cdef str text_at(bytes data, Py_ssize_t at, Py_ssize_t size)
 cdef object retry_tuple(bytes data, RetryView* view)
 cdef bytes with_attempt(bytes data, EnvelopeView* view, uint32_t attempt)
 cdef str fault_text(Fault* fault)

@@ -18,6 +18,7 @@ from chasqui._core.msgpack cimport (
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    str PyUnicode_FromStringAndSize(const char* text, Py_ssize_t size)
 
 
 class EnvelopeError(ValueError):
@@ -33,7 +34,7 @@ cdef class Envelope:
 
     @property
     def id(self):
-        return self._data[self._view.id_at:self._view.id_at + self._view.id_size].decode()
+        return text_at(self._data, self._view.id_at, self._view.id_size)
 
     @property
     def payload(self):
@@ -230,13 +231,20 @@ cdef object retry_tuple(bytes data, RetryView* view):
     backoff = None
     if view.has_backoff:
         backoff = (
-            data[view.kind_at:view.kind_at + view.kind_size].decode(),
+            text_at(data, view.kind_at, view.kind_size),
             view.delay_ms,
             view.max_delay_ms if view.has_max_delay else None,
             view.multiplier if view.has_multiplier else None,
             view.jitter_ms if view.has_jitter else None,
         )
     return (view.max_attempts if view.has_max_attempts else None), backoff
+
+
+cdef str text_at(bytes data, Py_ssize_t at, Py_ssize_t size):
+    """A part that the decoder found to be UTF-8, without a copy of its bytes in between."""
+    if data is None:
+        raise ValueError("there is no envelope")
+    return PyUnicode_FromStringAndSize(PyBytes_AS_STRING(data) + at, size)
 
 
 cdef bytes with_attempt(bytes data, EnvelopeView* view, uint32_t attempt):

@@ -103,7 +103,7 @@ def test_delayed_member(delayed: dict[str, Any]):
         *(buffer, b"5" * 40, [b"key"], [7], UlidFactory(), created_at_ms, [payload]),
         *(delayed["name"], [id], [retry_bytes(retry[0]) if retry else None], [delayed["score"]]),
     )
-    job = [envelope, delayed["name"], delayed["score"], id]
+    job = [envelope, delayed["name"], delayed["score"]]
     assert bytes(buffer) == frame("EVALSHA", b"5" * 40, 1, b"key", 7, *job)
 
 

@@ -1,0 +1,315 @@
+"""The commands of the data path, byte for byte; a call that fails writes nothing."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import (
+    evalsha,
+    evalsha_jobs,
+    xack_xdel,
+    xackdel,
+    xadd,
+    xadd_dlq,
+    xadd_event,
+    xadd_jobs,
+    xreadgroup,
+)
+from chasqui._core.envelope import encode_envelope, encode_retry
+from chasqui._core.ulid import UlidFactory
+from tests.core.record_replies import frame
+
+NOW_MS = 1_794_797_194_811
+SHA = b"5" * 40
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+ROWS = st.lists(
+    st.tuples(
+        st.binary(max_size=400),
+        TEXT,
+        st.none() | TEXT,
+        st.sampled_from([None, encode_retry(), encode_retry(7, ("fixed", 80, None, None, 9))]),
+    ),
+    max_size=12,
+)
+UNSIGNED = st.integers(0, 2**64 - 1)
+
+
+def columns(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+
+
+@given(ROWS, st.binary(max_size=30), UNSIGNED, st.none() | UNSIGNED, st.none() | st.binary())
+def test_a_bulk_is_one_xadd_per_job(rows, key, now_ms, maxlen, producer):
+    now_ms %= 2**48
+    payloads, names, ids, retries = columns(rows)
+    buffer = CommandBuffer()
+    answer = xadd_jobs(
+        *(buffer, key, UlidFactory(), now_ms, payloads, names, ids, retries),
+        maxlen=maxlen,
+        producer=producer,
+    )
+    expected = b""
+    for (payload, name, id, retry), given_id in zip(rows, answer, strict=True):
+        assert id in (None, given_id)
+        expected += frame(
+            *(b"XADD", key),
+            *([] if producer is None else [b"IDMP", producer, given_id]),
+            *([] if maxlen is None else [b"MAXLEN", b"~", maxlen]),
+            *(b"*", b"d", encode_envelope(given_id, payload, now_ms, 0, retry)),
+            *([b"n", name] if name else []),
+        )
+    assert bytes(buffer) == expected
+    assert buffer.commands == len(rows)
+    drawn = [id for id, asked in zip(answer, ids, strict=True) if asked is None]
+    assert drawn == sorted(set(drawn))
+
+
+@given(ROWS)
+def test_a_bulk_is_its_jobs_one_by_one(rows):
+    payloads, names, ids, retries = columns(rows)
+    bulk, single = CommandBuffer(), CommandBuffer()
+    entropy = os.urandom(1000)
+    xadd_jobs(bulk, b"k", UlidFactory(lambda _: entropy), NOW_MS, payloads, names, ids, retries)
+    ulids = UlidFactory(lambda _: entropy)
+    for payload, name, id, retry in rows:
+        xadd_jobs(single, b"k", ulids, NOW_MS, [payload], name, [id], [retry])
+    assert bytes(bulk) == bytes(single)
+    assert bulk.commands == single.commands
+
+
+@given(ROWS, st.lists(st.binary(max_size=30), max_size=3), st.booleans(), st.data())
+def test_a_script_carries_a_chunk_of_jobs(rows, keys, is_timed, data):
+    payloads, names, ids, retries = columns(rows)
+    times = st.lists(UNSIGNED, min_size=len(rows), max_size=len(rows))
+    due_ms = data.draw(times) if is_timed else None
+    buffer = CommandBuffer()
+    answer = evalsha_jobs(
+        *(buffer, SHA, keys, [b"a", 7, "x", 1.5], UlidFactory(), NOW_MS),
+        *(payloads, names, ids, retries, due_ms),
+    )
+    words: list[Any] = [b"EVALSHA", SHA, len(keys), *keys, b"a", 7, "x", 1.5]
+    for i, (payload, name, _, retry) in enumerate(rows):
+        words += [encode_envelope(answer[i], payload, NOW_MS, 0, retry), name]
+        if due_ms is not None:
+            words.append(due_ms[i])
+    assert bytes(buffer) == frame(*words)
+    assert buffer.commands == 1
+
+
+def test_one_name_serves_all():
+    buffer = CommandBuffer()
+    ids = xadd_jobs(buffer, b"k", UlidFactory(), NOW_MS, [b"\xc0"] * 2, "mail")
+    assert bytes(buffer) == b"".join(
+        frame("XADD", "k", "*", "d", encode_envelope(id, b"\xc0", NOW_MS), "n", "mail")
+        for id in ids
+    )
+
+
+def jobs(**changed: Any) -> dict[str, Any]:
+    sound = {
+        "now_ms": NOW_MS,
+        "payloads": [b"\xc0"] * 3,
+        "names": ["a", "b", "c"],
+        "ids": [None, "id", None],
+        "retries": None,
+    }
+    return sound | changed
+
+
+WRONG_JOBS = [
+    ({"payloads": [b"", b"", "x"]}, TypeError),
+    ({"payloads": [b"", b"", None]}, TypeError),
+    ({"payloads": [b"", b"", bytearray()]}, TypeError),
+    ({"payloads": (b"", b"", b"")}, TypeError),
+    ({"payloads": [b""]}, ValueError),
+    ({"names": ["a", "b"]}, ValueError),
+    ({"names": ["a", "b", b"c"]}, TypeError),
+    ({"names": ["a", "b", "\ud800"]}, UnicodeEncodeError),
+    ({"names": None}, TypeError),
+    ({"ids": [None, None]}, ValueError),
+    ({"ids": [None, None, 7]}, TypeError),
+    ({"ids": [None, None, "\ud800"]}, UnicodeEncodeError),
+    ({"retries": [None, None]}, ValueError),
+    ({"retries": [None, None, "x"]}, TypeError),
+    ({"now_ms": -1}, OverflowError),
+    ({"now_ms": 2**48}, OverflowError),
+    ({"ulids": None}, TypeError),
+]
+IN_XADD = [
+    ({"maxlen": True}, TypeError),
+    ({"maxlen": [1]}, TypeError),
+    ({"producer": "x"}, TypeError),
+]
+IN_EVALSHA = [
+    ({"due_ms": [1, 2]}, ValueError),
+    ({"due_ms": [1, 2, -3]}, OverflowError),
+    ({"due_ms": [1, 2, "3"]}, TypeError),
+    ({"keys": None}, TypeError),
+    ({"arguments": [None]}, TypeError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error"), WRONG_JOBS + IN_XADD)
+def test_a_bulk_that_fails_writes_nothing(changed, error):
+    buffer = CommandBuffer()
+    buffer.command("PING")
+    with pytest.raises(error):
+        xadd_jobs(buffer, b"k", **({"ulids": UlidFactory()} | jobs(**changed)))
+    assert (bytes(buffer), buffer.commands) == (frame("PING"), 1)
+
+
+@pytest.mark.parametrize(("changed", "error"), WRONG_JOBS + IN_EVALSHA)
+def test_a_script_of_jobs_that_fails_writes_nothing(changed, error):
+    buffer = CommandBuffer()
+    buffer.command("PING")
+    sound = {"ulids": UlidFactory(), "keys": [b"k"], "arguments": []}
+    with pytest.raises(error):
+        evalsha_jobs(buffer, SHA, **(sound | jobs(**changed)))
+    assert (bytes(buffer), buffer.commands) == (frame("PING"), 1)
+
+
+def test_rows_that_are_replaced_while_an_id_is_drawn_are_not_read_after_they_are_gone():
+    payloads = [bytes([65 + i]) * 40_000 for i in range(3)]
+
+    def entropy(size: int) -> bytes:
+        payloads[:] = [bytes([97 + i]) * 40_000 for i in range(3)]
+        return os.urandom(size)
+
+    buffer = CommandBuffer()
+    ids = xadd_jobs(buffer, b"k", UlidFactory(entropy), NOW_MS, payloads)
+    assert bytes(buffer) == b"".join(
+        frame("XADD", "k", "*", "d", encode_envelope(id, payload, NOW_MS))
+        for id, payload in zip(ids, payloads, strict=True)
+    )
+
+
+def test_rows_that_are_replaced_by_a_due_time_are_not_read_after_they_are_gone():
+    payloads, names = [b"A" * 40_000, b"B" * 40_000], ["n" * 300, "m" * 300]
+
+    class Due:
+        def __int__(self) -> int:
+            payloads[:] = [b"a" * 40_000, b"b" * 40_000]
+            names[:] = ["x" * 300, "y" * 300]
+            return 5
+
+    buffer = CommandBuffer()
+    evalsha_jobs(
+        *(buffer, SHA, [], [], UlidFactory(), NOW_MS, payloads, names),
+        *(["i", "j"], None, [Due(), Due()]),
+    )
+    words: list[Any] = []
+    for payload, name, id in zip(payloads, names, "ij", strict=True):
+        words += [encode_envelope(id, payload, NOW_MS), name, 5]
+    assert bytes(buffer) == frame("EVALSHA", SHA, 0, *words)
+
+
+def test_rows_that_are_cut_short_while_an_id_is_drawn_are_an_error():
+    payloads = [b"\xc0"] * 3
+
+    def entropy(size: int) -> bytes:
+        payloads.clear()
+        return os.urandom(size)
+
+    buffer = CommandBuffer()
+    with pytest.raises(IndexError):
+        xadd_jobs(buffer, b"k", UlidFactory(entropy), NOW_MS, payloads)
+    assert not buffer
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda b: xadd(b, b"k", ["f", 1]), "XADD k * f 1"),
+        (lambda b: xadd(b, b"k", (b"f", 1.5), maxlen=9), "XADD k MAXLEN ~ 9 * f 1.5"),
+        (
+            lambda b: xadd_dlq(b, b"k", b"\xc0", "", b"1-1", "gone", extra=["x", 1], maxlen=5),
+            "XADD k MAXLEN ~ 5 * d \xc0 source_id 1-1 reason gone x 1",
+        ),
+        (
+            lambda b: xadd_event(b, b"k", b"waiting", "id", 2**64 - 1, ""),
+            f"XADD k * e waiting id id ts {2**64 - 1}",
+        ),
+        (lambda b: xackdel(b, b"k", b"g", [b"1-1", b"2-2"]), "XACKDEL k g IDS 2 1-1 2-2"),
+        (lambda b: evalsha(b, b"sha", [b"k"], [1, "a"]), "EVALSHA sha 1 k 1 a"),
+        (lambda b: evalsha(b, b"sha", (), ()), "EVALSHA sha 0"),
+        (lambda b: xreadgroup(b, b"g", b"c", b"k"), "XREADGROUP GROUP g c STREAMS k >"),
+        (
+            lambda b: xreadgroup(
+                b, b"g", b"c", b"k", count=1, block_ms=0, claim_min_idle_ms=30_000, last_id=b"0"
+            ),
+            "XREADGROUP GROUP g c COUNT 1 BLOCK 0 CLAIM 30000 STREAMS k 0",
+        ),
+    ],
+)
+def test_the_other_commands(write, words):
+    buffer = CommandBuffer()
+    write(buffer)
+    assert (bytes(buffer), buffer.commands) == (frame(*words.encode("latin-1").split()), 1)
+
+
+def test_ack_and_delete_are_two_commands():
+    buffer = CommandBuffer()
+    xack_xdel(buffer, b"k", b"g", [b"1-1", b"2-2"])
+    assert bytes(buffer) == frame("XACK", "k", "g", "1-1", "2-2") + frame("XDEL", "k", "1-1", "2-2")
+    assert buffer.commands == 2
+
+
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [
+        (lambda b: xadd(b, b"k", []), ValueError),
+        (lambda b: xadd(b, b"k", ["f"]), ValueError),
+        (lambda b: xadd(b, b"k", ["f", None]), TypeError),
+        (lambda b: xadd(b, None, ["f", 1]), TypeError),
+        (lambda b: xadd(b, "k", ["f", 1]), TypeError),
+        (lambda b: xadd_dlq(b, b"k", b"", "", b"1-1", "r", extra=["odd"]), ValueError),
+        (lambda b: xadd_dlq(b, b"k", None, "", b"1-1", "r"), TypeError),
+        (lambda b: xadd_event(b, b"k", b"e", "id", -1, ""), OverflowError),
+        (lambda b: xadd_event(b, b"k", b"e", "id", 1, "", ["odd"]), ValueError),
+        (lambda b: xackdel(b, b"k", b"g", []), ValueError),
+        (lambda b: xackdel(b, b"k", b"g", [b"1-1", None]), TypeError),
+        (lambda b: xackdel(b, b"k", b"g", [b"1-1", "2-2"]), TypeError),
+        (lambda b: xackdel(b, b"k", None, [b"1-1"]), TypeError),
+        (lambda b: xack_xdel(b, b"k", b"g", []), ValueError),
+        (lambda b: xack_xdel(b, b"k", b"g", [b"1-1", 2]), TypeError),
+        (lambda b: evalsha(b, SHA, [None], []), TypeError),
+        (lambda b: evalsha(b, SHA, [], [b"x" * 5000, None]), TypeError),
+        (lambda b: xreadgroup(b, b"g", b"c", b"k", count=True), TypeError),
+        (lambda b: xreadgroup(b, b"g", b"c", b"k", last_id=None), TypeError),
+    ],
+)
+def test_a_command_that_fails_writes_nothing(write, error):
+    buffer = CommandBuffer()
+    buffer.command("PING")
+    with pytest.raises(error):
+        write(buffer)
+    assert (bytes(buffer), buffer.commands) == (frame("PING"), 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda b: xadd_jobs(b, b"k", UlidFactory(), NOW_MS, [b""]),
+        lambda b: evalsha_jobs(b, SHA, [], [], UlidFactory(), NOW_MS, [b""]),
+        lambda b: xadd(b, b"k", ["f", 1]),
+        lambda b: xackdel(b, b"k", b"g", [b"1-1"]),
+        lambda b: xack_xdel(b, b"k", b"g", [b"1-1"]),
+        lambda b: evalsha(b, SHA, [], []),
+        lambda b: xreadgroup(b, b"g", b"c", b"k"),
+    ],
+)
+def test_while_a_view_is_out_no_command_is_written(write):
+    buffer = CommandBuffer()
+    buffer.command("PING")
+    view = buffer.view()
+    with pytest.raises(BufferError):
+        write(buffer)
+    assert bytes(view) == frame("PING")
+    assert buffer.commands == 1
+    view.release()
+    write(buffer)
+    assert buffer.commands > 1
