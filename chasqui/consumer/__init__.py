@@ -1,0 +1,252 @@
+"""The engine behind `Worker`: data flows one way, from the reader through the dispatcher to the
+acker and the relocator; the heartbeat watches over what is in hand. Wired here."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from chasqui._core.entry import Entry
+from chasqui.blocking import BlockingConnection
+from chasqui.config import CredentialProvider, Endpoint
+from chasqui.connection import Connection
+from chasqui.consumer.acker import Acker
+from chasqui.consumer.config import ConsumerConfig
+from chasqui.consumer.dispatcher import Dispatcher
+from chasqui.consumer.handlers import Handlers
+from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consumer.holdings import Holdings
+from chasqui.consumer.reader import Reader, release
+from chasqui.consumer.relocator import Relocator
+from chasqui.events import EventWriter
+from chasqui.keys import Keys
+from chasqui.metrics import MetricsSink, guard
+
+logger = logging.getLogger(__name__)
+
+#: How long a drain may take beyond its handlers: acks, moves, leadership.
+FLUSH_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a worker is doing, at one moment."""
+
+    is_connected: bool
+    #: Since a read last came back, even an empty one.
+    last_read_age_s: float
+    running: int
+    prefetched: int
+    oldest_running_s: float
+    acks_waiting: int
+    moves_waiting: int
+    #: Entries that others took over while they were in hand.
+    lost: int
+
+
+class Engine:
+    """One consumer of one queue."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        endpoint: Endpoint,
+        config: ConsumerConfig,
+        handlers: Handlers,
+        *,
+        make_job: Callable[["Engine", Entry], Any],
+        encode_result: Callable[[Any], bytes | None],
+        credential_provider: CredentialProvider | None = None,
+        metrics: MetricsSink | None = None,
+    ) -> None:
+        self.keys = keys
+        self.config = config
+        self.metrics = guard(metrics)
+        self._handlers = handlers
+        self.holdings = Holdings(config.claim_min_idle_ms / 1000)
+        name = f"chasqui-worker:{keys.queue}"[:100]
+        options: dict[str, Any] = {
+            "key": keys.stream,
+            "client_name": name,
+            "credential_provider": credential_provider,
+        }
+        self._reading = Connection(endpoint, is_reader=True, **options)
+        self.connection = Connection(endpoint, **options)
+        self.events = EventWriter(self.connection, keys) if config.events_enabled else None
+        shared: dict[str, Any] = {"holdings": self.holdings, "on_lost": self._lost}
+        names = (self.connection, keys, config.group, config.consumer_id)
+        self._acker = Acker(*names, config.result_ttl_ms, **shared)
+        self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared)
+        self._dispatcher = Dispatcher(
+            config,
+            self.holdings,
+            handlers,
+            self._acker,
+            self._relocator,
+            self.events,
+            self.metrics,
+            make_job=lambda entry: make_job(self, entry),
+            encode_result=encode_result,
+        )
+        self._reader = Reader(
+            self._reading,
+            keys,
+            config,
+            self.holdings,
+            offer=self._dispatcher.offer,
+            idle_slots=self._dispatcher.idle_slots,
+            finished=lambda: self._dispatcher.finished,
+            on_drained=self._drained,
+        )
+        self._dispatcher.low_water = lambda: self._reader.low_water
+        self._dispatcher.on_low = self._reader.wake
+        self._dispatcher.on_exit = self.stop
+        self._heartbeat = Heartbeat(
+            BlockingConnection(endpoint, **options),
+            keys,
+            config.group,
+            config.consumer_id,
+            self.holdings,
+            self._lost_in_thread,
+        )
+        self._stop = asyncio.Event()
+        self._is_cut_short = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.is_running = False
+        self._lost_count = 0
+
+    def stop(self) -> None:
+        """Begin the drain; `run` returns when it is over."""
+        self._stop.set()
+
+    def stop_now(self) -> None:
+        """Cut the drain short: handlers that still run are cancelled."""
+        self._stop.set()
+        self._is_cut_short.set()
+
+    async def run(self, *beside: Callable[["Engine"], Any]) -> None:
+        """Consume until `stop`, then drain. `beside` are duties that run along and end with it."""
+        self._loop = asyncio.get_running_loop()
+        self.is_running = True
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            await self._connect()
+            self.holdings.renewed(time.monotonic())
+            self._heartbeat.start()
+            self._dispatcher.start()
+            reading = self._loop.create_task(self._reader.run())
+            tasks = [self._loop.create_task(duty(self)) for duty in beside]
+            stopping = self._loop.create_task(self._stop.wait())
+            done, _ = await asyncio.wait(
+                [reading, stopping, *tasks], return_when=asyncio.FIRST_COMPLETED
+            )
+            failed = [task for task in done if task is not stopping and task.exception()]
+            tasks += [reading, stopping]
+            await self._drain(reading)
+            for task in failed:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._heartbeat.stop)
+            self._handlers.close()
+            await self._reading.close()
+            await self.connection.close()
+            self.is_running = False
+        if self._dispatcher.exit is not None:
+            raise self._dispatcher.exit
+
+    async def _connect(self) -> None:
+        """The first connection: a wrong URL or password is an error, not something to wait out."""
+        await self.connection.connect()
+
+    async def _drain(self, reading: asyncio.Task[None]) -> None:
+        """Stop reading, hand back what has not begun, finish what has, flush."""
+        self._stop.set()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        # The read may have delivered entries in a reply that we no longer wait for: whatever the
+        # server counts as ours and does not run goes back.
+        await self._reading.close()
+        self.holdings.waiting.clear()
+        deadline_s = time.monotonic() + self.config.shutdown_deadline_s
+        await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
+        finishing = asyncio.ensure_future(self._dispatcher.stop(self.config.shutdown_deadline_s))
+        cut_short = asyncio.ensure_future(self._is_cut_short.wait())
+        await asyncio.wait([finishing, cut_short], return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            finishing.cancel()
+            await asyncio.gather(finishing, return_exceptions=True)
+            await self._dispatcher.stop(0)
+        cut_short.cancel()
+        flush_s = max(FLUSH_DEADLINE_S, deadline_s - time.monotonic())
+        await self._best_effort(self._flush(), flush_s)
+        # What the deadline cut short is still ours: let others have it now.
+        await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
+
+    async def _hand_back(self) -> None:
+        released = await release(self.connection, self.keys, self.config, self.holdings.busy_ids())
+        if released:
+            logger.info("%d entries of queue %s handed back", released, self.keys.queue)
+
+    async def _flush(self) -> None:
+        if self.events is not None:
+            self.events.run_once()
+        await self._acker.drain()
+        await self._relocator.drain()
+        if self.events is not None:
+            self.events.run_once()
+
+    async def _best_effort(self, work: Any, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await work
+        except Exception as error:
+            logger.warning("the drain of queue %s is incomplete: %r", self.keys.queue, error)
+
+    # ── Watching over it ────────────────────────────────────────────────────────────────────────
+
+    def health(self) -> Health:
+        return Health(
+            is_connected=self._reading.is_connected and self.connection.is_connected,
+            last_read_age_s=time.monotonic() - self._reader.last_read_s,
+            running=self.holdings.running,
+            prefetched=len(self.holdings.waiting),
+            oldest_running_s=self.holdings.oldest_running_s(),
+            acks_waiting=self._acker.waiting,
+            moves_waiting=self._relocator.waiting,
+            lost=self._lost_count,
+        )
+
+    def _drained(self) -> None:
+        if self.events is not None:
+            self.events.drained()
+
+    def _lost_in_thread(self, entry_ids: list[bytes]) -> None:
+        """The heartbeat found entries that are not ours; some may be done by now."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._lost_while_held, entry_ids)
+        self.holdings.lost.update(set(entry_ids) & set(self.holdings.running_ids()))
+
+    def _lost_while_held(self, entry_ids: list[bytes]) -> None:
+        lost = set(entry_ids)
+        waiting = self.holdings.waiting
+        if any(entry.id in lost for entry in waiting):
+            kept = [entry for entry in waiting if entry.id not in lost]
+            waiting.clear()
+            waiting.extend(kept)
+        running = lost & set(self.holdings.running_ids())
+        if running:
+            self._lost(list(running))
+
+    def _lost(self, entry_ids: list[bytes]) -> None:
+        self._lost_count += len(entry_ids)
+        logger.warning(
+            "%d entries of queue %s were taken over by another worker while they were in hand: %s",
+            len(entry_ids),
+            self.keys.queue,
+            ", ".join(entry_id.decode() for entry_id in entry_ids[:5]),
+        )

@@ -1,0 +1,209 @@
+"""The acker: finished entries leave the stream in batches, with what their handlers returned.
+
+While the lease is certain an acknowledgement is a plain XACKDEL. Once it may have lapsed, a script
+checks for each entry that it is still ours: a late answer must not take a job from its new owner.
+What cannot be sent is kept and tried again, through that script.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from chasqui import scripts
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import xackdel
+from chasqui.connection import Connection
+from chasqui.consumer.holdings import Holdings
+from chasqui.keys import Keys
+from chasqui.request import Effect, Request
+
+logger = logging.getLogger(__name__)
+
+#: An acknowledgement waits at most this long for others to share its command.
+ACK_IDLE_S: Final = 0.005
+ACK_BATCH: Final = 1000
+#: Results are moved by a script: fewer at a time, not to hold the server up.
+RESULT_BATCH: Final = 100
+AGAIN_S: Final = 0.2
+
+
+class Lost(Protocol):
+    def __call__(self, entry_ids: list[bytes], /) -> None: ...
+
+
+class Acker:
+    """Collects finished entries and acknowledges them."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        group: str,
+        consumer_id: str,
+        result_ttl_ms: int,
+        holdings: Holdings,
+        on_lost: Lost,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._group = group
+        self._group_bytes = group.encode()
+        self._consumer_id = consumer_id
+        self._result_ttl_ms = result_ttl_ms
+        self._holdings = holdings
+        self._on_lost = on_lost
+        self._ids: list[bytes] = []
+        self._results: list[tuple[bytes, bytes, bytes]] = []  # entry id, key, value
+        self._inflight: set[Batch] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._buffer = CommandBuffer()
+        holdings.others.append(self.ids)
+
+    @property
+    def waiting(self) -> int:
+        """Acknowledgements that the server has not confirmed."""
+        return len(self._ids) + len(self._results) + sum(len(batch.ids) for batch in self._inflight)
+
+    def ids(self) -> Iterator[bytes]:
+        results = [entry_id for entry_id, _, _ in tuple(self._results)]
+        batches = [batch.ids for batch in tuple(self._inflight)]
+        return itertools.chain(tuple(self._ids), results, *batches)
+
+    def done(self, entry_id: bytes) -> None:
+        """The entry's run is over and nothing is to be kept of it."""
+        ids = self._ids
+        ids.append(entry_id)
+        if len(ids) >= ACK_BATCH:
+            self.run_once()
+        elif self._timer is None:
+            self._arm(ACK_IDLE_S)
+
+    def done_with_result(self, entry_id: bytes, job_id: str, result: bytes) -> None:
+        """The same, with a return value to store."""
+        self._results.append((entry_id, self._keys.result(job_id), result))
+        if len(self._results) >= RESULT_BATCH:
+            self.run_once()
+        elif self._timer is None:
+            self._arm(ACK_IDLE_S)
+
+    def run_once(self) -> int:
+        """Send what has gathered; how many entries that was."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        count = 0
+        while self._results:
+            part, self._results = self._results[:RESULT_BATCH], self._results[RESULT_BATCH:]
+            count += len(part)
+            self._post(Batch(self, [entry_id for entry_id, _, _ in part], part))
+        if self._ids:
+            ids, self._ids = self._ids, []
+            count += len(ids)
+            for start in range(0, len(ids), ACK_BATCH):
+                self._post(Batch(self, ids[start : start + ACK_BATCH]))
+        return count
+
+    async def drain(self) -> None:
+        """Send everything and wait until the server has confirmed it."""
+        self.run_once()
+        await self._empty.wait()
+
+    def _arm(self, delay_s: float) -> None:
+        self._empty.clear()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.run_once()
+
+    def _post(self, batch: "Batch") -> None:
+        self._empty.clear()
+        self._inflight.add(batch)
+        try:
+            self._connection.post(self._request(batch), batch)
+        except Exception as error:
+            batch.set_exception(error)
+
+    def _request(self, batch: "Batch") -> Request:
+        stream = self._keys.stream
+        owner = [self._group, self._consumer_id]
+        if batch.results is not None:
+            keys = [stream, *(key for _, key, _ in batch.results)]
+            pairs = [part for entry_id, _, value in batch.results for part in (entry_id, value)]
+            arguments: list[Any] = [*owner, self._result_ttl_ms, *pairs]
+            batch.is_fenced = True
+            return scripts.call(scripts.COMPLETE, keys, arguments, Effect.IDEMPOTENT)
+        sure_for_s = self._holdings.sure_for_s
+        if batch.must_fence or sure_for_s <= 0:
+            batch.is_fenced = True
+            return scripts.call(scripts.ACK, [stream], [*owner, *batch.ids], Effect.IDEMPOTENT)
+        profile = self._connection.profile
+        if profile is not None and profile.xackdel:
+            buffer = self._buffer
+            xackdel(buffer, stream, self._group_bytes, batch.ids)
+            # Not sent again for longer than the lease is certain: then the fence must decide.
+            request = Request(bytes(buffer), Effect.IDEMPOTENT, timeout_s=sure_for_s)
+            buffer.clear()
+            return request
+        arguments = [self._group, "", *batch.ids]
+        return scripts.call(
+            scripts.ACK, [stream], arguments, Effect.IDEMPOTENT, timeout_s=sure_for_s
+        )
+
+    def _finished(self, batch: "Batch", lost: list[bytes]) -> None:
+        self._inflight.discard(batch)
+        if lost:
+            self._on_lost(lost)
+        if not self._inflight and not self._ids and not self._results:
+            self._empty.set()
+
+    def _failed(self, batch: "Batch", error: Exception) -> None:
+        """It may or may not have been applied: ask again, for those that are still ours."""
+        if self._connection.is_closed:
+            self._finished(batch, [])
+            return
+        logger.debug("%d acks are sent again: %s", len(batch.ids), error)
+        batch.must_fence = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(AGAIN_S, self._again, batch)
+
+    def _again(self, batch: "Batch") -> None:
+        if batch in self._inflight:
+            self._post(batch)
+
+
+class Batch:
+    """Acknowledgements on their way; takes their reply."""
+
+    __slots__ = ("_acker", "ids", "is_fenced", "must_fence", "results", "sent_s")
+
+    def __init__(
+        self,
+        acker: Acker,
+        ids: list[bytes],
+        results: list[tuple[bytes, bytes, bytes]] | None = None,
+    ) -> None:
+        self._acker = acker
+        self.ids = ids
+        self.results = results
+        self.is_fenced = False
+        self.must_fence = False
+        self.sent_s = time.monotonic()
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        lost: list[bytes] = []
+        # After a repeat a missing entry may well be one that the first try acknowledged.
+        if self.is_fenced and not self.must_fence:
+            lost = [entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == 48]
+        self._acker._finished(self, lost)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self._acker._failed(self, error)

@@ -1,0 +1,91 @@
+"""What a worker is told, checked once."""
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from chasqui.consumer.decide import Limits
+from chasqui.keys import DEFAULT_GROUP
+
+#: How long an entry may sit without a sign of life before another consumer takes it over. A
+#: heartbeat renews it at a third of that, so it says how fast a crash is noticed, not how long a
+#: handler may run.
+CLAIM_MIN_IDLE_MS: Final = 15_000
+READ_BLOCK_MS: Final = 5_000
+MAX_READ: Final = 1_000
+MAX_PAYLOAD_BYTES: Final = 1 << 20
+RESULT_TTL_MS: Final = 3_600_000
+SHUTDOWN_DEADLINE_S: Final = 30.0
+#: Prefetched envelopes may take this much memory.
+PREFETCH_BYTES: Final = 32 << 20
+EVENTS_KEPT: Final = 100_000
+
+
+def default_consumer_id() -> str:
+    """A name that tells an operator where the consumer runs, and is never used twice."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """Settings of one consumer. None takes the default."""
+
+    concurrency: int = 100
+    limits: Limits = field(default_factory=Limits)
+    group: str = DEFAULT_GROUP
+    consumer_id: str = field(default_factory=default_consumer_id)
+    read_block_ms: int = READ_BLOCK_MS
+    #: The most entries of one read; None lets the reader choose by how fast handlers are.
+    read_count: int | None = None
+    claim_min_idle_ms: int = CLAIM_MIN_IDLE_MS
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    dlq_max_stream_len: int | None = None
+    events_enabled: bool = True
+    delayed_enabled: bool = True
+    run_scheduler: bool = True
+    scheduler_tick_ms: int | None = None
+    store_results: bool = False
+    result_ttl_ms: int = RESULT_TTL_MS
+    shutdown_deadline_s: float = SHUTDOWN_DEADLINE_S
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("concurrency", 1),
+            ("read_block_ms", 1),
+            ("read_count", 1),
+            ("claim_min_idle_ms", 100),
+            ("max_payload_bytes", 1),
+            ("dlq_max_stream_len", 1),
+            ("scheduler_tick_ms", 1),
+            ("result_ttl_ms", 1),
+        ):
+            _check_int(name, getattr(self, name), low)
+        _check_int("max_attempts", self.limits.max_attempts, 1)
+        _check_int("max_deliveries", self.limits.max_deliveries, 1)
+        for name in ("group", "consumer_id"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip() or len(value) > 256:
+                raise ValueError(f"{name} must be a non-empty str of at most 256 characters")
+        if not 0 <= self.shutdown_deadline_s < float("inf"):
+            raise ValueError(
+                f"shutdown_deadline_s must be non-negative, got {self.shutdown_deadline_s}"
+            )
+
+
+def make_config(
+    *, max_attempts: int, max_deliveries: int | None = None, **options: Any
+) -> ConsumerConfig:
+    """A config from keyword arguments as users write them: None means the default."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return ConsumerConfig(limits=Limits(max_attempts, max_deliveries), **given)
+
+
+def _check_int(name: str, value: object, low: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")

@@ -1,0 +1,347 @@
+"""The dispatcher: a fixed number of slots, each taking the next entry and awaiting its handler.
+
+There is no task, queue or future per job. A slot whose handlers never wait runs one job after the
+other and gives the loop a turn now and then.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from chasqui._core.entry import Entry
+from chasqui.consumer.acker import Acker
+from chasqui.consumer.config import ConsumerConfig
+from chasqui.consumer.decide import (
+    DECODE_FAILED,
+    UNRECOVERABLE,
+    Acknowledge,
+    Bury,
+    Failure,
+    Leave,
+    Run,
+    RunAgain,
+    on_arrival,
+    on_failure,
+)
+from chasqui.consumer.handlers import Handlers
+from chasqui.consumer.holdings import Holdings, Slot
+from chasqui.consumer.relocator import Move, Relocator
+from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
+from chasqui.events import EventWriter
+from chasqui.metrics import (
+    DlqRouted,
+    JobOutcome,
+    MetricsSink,
+    OutcomeKind,
+    ReaderBatch,
+    RetryScheduled,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Jobs that one slot runs in a row before the loop gets a turn.
+TURN_JOBS: Final = 64
+#: How often a dispatcher of other threads' making looks for the end of a handler it cannot stop.
+NO_HANDLER: Final = "no handler"
+
+
+class Dispatcher:
+    """Runs handlers on entries and sees to what becomes of them."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        holdings: Holdings,
+        handlers: Handlers,
+        acker: Acker,
+        relocator: Relocator,
+        events: EventWriter | None,
+        metrics: MetricsSink | None,
+        *,
+        make_job: Callable[[Entry], Any],
+        encode_result: Callable[[Any], bytes | None],
+    ) -> None:
+        self._config = config
+        self._holdings = holdings
+        self._handlers = handlers
+        self._acker = acker
+        self._relocator = relocator
+        self._events = events
+        self._metrics = metrics
+        self._make_job = make_job
+        self._encode_result = encode_result
+        self._idle: list[asyncio.Future[None]] = []
+        self._waking = 0
+        self._is_stopping = False
+        self.finished = 0
+        #: Called when only `low_water()` entries are left waiting.
+        self.on_low: Callable[[], None] = lambda: None
+        self.low_water: Callable[[], int] = lambda: 0
+        #: Set when a handler asked the process to end.
+        self.exit: BaseException | None = None
+        self.on_exit: Callable[[], None] = lambda: None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ── Entries come in ─────────────────────────────────────────────────────────────────────────
+
+    def idle_slots(self) -> int:
+        return len(self._idle)
+
+    def offer(self, entries: list[Entry | None], is_fresh: bool) -> None:
+        """Entries were delivered. Bad ones are buried here, the others wait for a slot."""
+        holdings, limits = self._holdings, self._config.limits
+        waiting = holdings.waiting
+        reclaimed = 0
+        in_hand: set[bytes] | None = None
+        for entry in entries:
+            if entry is None:  # deleted while it was pending
+                continue
+            if entry.fault is None and entry.deliveries <= 1 and entry.attempt == 0:
+                waiting.append(entry)
+                continue
+            if entry.deliveries > 1 and is_fresh:
+                reclaimed += 1
+                if in_hand is None:
+                    in_hand = set(holdings.ids())
+            verdict = on_arrival(
+                entry, limits, is_in_hand=in_hand is not None and entry.id in in_hand
+            )
+            if isinstance(verdict, Run):
+                waiting.append(entry)
+            elif isinstance(verdict, Bury):
+                self._bury(entry, verdict, attempt=0)
+            else:
+                self._leave(entry, verdict)
+        if self._metrics is not None and entries:
+            self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))
+        self._wake(1)
+
+    def _leave(self, entry: Entry, verdict: Leave) -> None:
+        if entry.fault is not None:
+            logger.warning(
+                "entry %s was deleted from the stream while it was pending: its job is lost",
+                entry.id.decode(),
+            )
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._idle and self._waking < 2:
+            future = self._idle.pop()
+            if not future.done():
+                self._waking += 1
+                future.set_result(None)
+                count -= 1
+
+    # ── Slots ───────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Open the slots."""
+        loop = asyncio.get_running_loop()
+        for _ in range(self._config.concurrency):
+            slot = Slot()
+            self._holdings.slots.append(slot)
+            self._tasks.append(loop.create_task(self._work(slot)))
+
+    async def stop(self, deadline_s: float) -> bool:
+        """Start nothing more, let what runs finish; False if the deadline cut some of it short."""
+        self._is_stopping = True
+        while self._idle:
+            future = self._idle.pop()
+            if not future.done():
+                future.set_result(None)
+        if not self._tasks:
+            return True
+        _, pending = await asyncio.wait(self._tasks, timeout=max(0.0, deadline_s))
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=1.0)
+        return not pending
+
+    async def _work(self, slot: Slot) -> None:
+        waiting = self._holdings.waiting
+        in_a_row = 0
+        while not self._is_stopping:
+            if not waiting:
+                await self._rest()
+                in_a_row = 0
+                continue
+            entry = waiting.popleft()
+            if len(waiting) == self.low_water():
+                self.on_low()
+            if waiting and self._idle and self._waking < 2:
+                self._wake(1)
+            await self._run(slot, entry)
+            in_a_row += 1
+            if in_a_row >= TURN_JOBS:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+    async def _rest(self) -> None:
+        """Wait for entries."""
+        if not self._relocator.waiting and self.idle_slots() == self._config.concurrency - 1:
+            self._acker.run_once()  # nothing runs: nobody to share the command with
+            if self._events is not None:
+                self._events.run_once()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle.append(future)
+        self.on_low()
+        try:
+            await future
+        finally:
+            if self._waking:
+                self._waking -= 1
+
+    async def _run(self, slot: Slot, entry: Entry) -> None:
+        """One job from its entry to its end."""
+        name = entry.name
+        run = self._handlers.find(name)
+        if run is None:
+            self._bury(entry, Bury(UNRECOVERABLE, NO_HANDLER), attempt=entry.attempt + 1)
+            return
+        events = self._events
+        slot.started_ns = started_ns = time.perf_counter_ns()
+        slot.entry = entry
+        try:
+            job = self._make_job(entry)
+            if events is not None:
+                events.active(job.id, name, entry.attempt + 1)
+            limit_s = self._handlers.timeout_s(name)
+            if limit_s is None:
+                result = await run(job)
+            else:
+                result = await _within(limit_s, run(job))
+            encoded = self._encode_result(result)
+        except BaseException as error:
+            slot.entry = None
+            if not self._failed(entry, error, started_ns):
+                raise
+            return
+        self.finished += 1
+        if encoded is None:
+            self._acker.done(entry.id)
+        else:
+            self._acker.done_with_result(entry.id, job.id, encoded)
+        slot.entry = None
+        if events is not None:
+            duration_us = (time.perf_counter_ns() - started_ns) // 1000
+            events.completed(job.id, name, entry.attempt + 1, duration_us)
+        if self._metrics is not None:
+            duration_us = (time.perf_counter_ns() - started_ns) // 1000
+            self._metrics.job_outcome(
+                JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, name)
+            )
+
+    # ── Runs that failed ────────────────────────────────────────────────────────────────────────
+
+    def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
+        """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled_from_outside():
+            return False
+        if isinstance(error, GeneratorExit):
+            return False
+        self.finished += 1
+        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            # The handler wants the process to end: it goes back untouched, and we stop.
+            logger.warning("a handler of queue raised %r: the worker stops", error)
+            self.exit = error
+            self.on_exit()
+        attempt = entry.attempt + 1
+        kind = OutcomeKind.ERR if isinstance(error, Exception) else OutcomeKind.PANIC
+        if self._metrics is not None:
+            self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
+        if self._events is not None:
+            self._events.failed(entry.job_id, entry.name, attempt, _text(error), duration_us)
+        if isinstance(error, LeaseLostError):
+            return True  # whoever owns it now runs it
+        verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
+        if isinstance(verdict, RunAgain):
+            self._run_again(entry, verdict)
+        elif isinstance(verdict, Bury):
+            self._bury(entry, verdict, attempt=attempt, error=error)
+        else:
+            assert isinstance(verdict, Acknowledge)
+            self._acker.done(entry.id)
+        return True
+
+    def _run_again(self, entry: Entry, verdict: RunAgain) -> None:
+        def moved() -> None:
+            if self._metrics is not None:
+                self._metrics.retry_scheduled(
+                    RetryScheduled(verdict.attempt + 1, verdict.delay_ms, entry.name)
+                )
+            if self._events is not None:
+                self._events.retry_scheduled(
+                    entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
+                )
+
+        self._relocator.move(
+            Move(entry, delay_ms=verdict.delay_ms, attempt=verdict.attempt, on_moved=moved)
+        )
+
+    def _bury(
+        self, entry: Entry, verdict: Bury, *, attempt: int, error: BaseException | None = None
+    ) -> None:
+        def moved() -> None:
+            if self._metrics is not None:
+                self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
+            if self._events is not None:
+                self._events.dlq(entry.job_id, entry.name, attempt, verdict.reason)
+
+        self._relocator.move(
+            Move(
+                entry,
+                attempt=attempt,
+                reason=verdict.reason,
+                detail=verdict.detail,
+                error=None if error is None else _described(error),
+                traceback=None if error is None else "".join(traceback.format_exception(error)),
+                on_moved=moved,
+            )
+        )
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception says about the run that raised it."""
+    if isinstance(error, UnrecoverableError):
+        return Failure(is_final=True, reason=UNRECOVERABLE)
+    if isinstance(error, Retry):
+        return Failure(delay_ms=error.delay_ms)
+    if isinstance(error, UnreadableError):
+        return Failure(is_final=True, reason=DECODE_FAILED, detail=str(error))
+    return Failure()
+
+
+class UnreadableError(PayloadError):
+    """The envelope is good and the payload in it is not: no run will ever read it."""
+
+
+async def _within(limit_s: float, run: Any) -> Any:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await run
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"the handler took longer than {limit_s:g} s") from None
+        raise
+
+
+def _is_cancelled_from_outside() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+def _described(error: BaseException) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,92 @@
+"""The heartbeat: a thread of its own that keeps entries ours while handlers work.
+
+It has its own connection and needs no event loop, so neither a long handler nor one that blocks the
+loop lets a job be run twice. Renewal is fenced: an entry that somebody took over stays with him,
+and is reported.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from chasqui import scripts
+from chasqui.blocking import BlockingConnection
+from chasqui.consumer.holdings import Holdings
+from chasqui.errors import ChasquiError
+from chasqui.keys import Keys
+from chasqui.request import Effect
+
+logger = logging.getLogger(__name__)
+
+RENEW_BATCH: Final = 500
+
+
+class Heartbeat:
+    """Renews what a consumer holds, at a third of the lease."""
+
+    def __init__(
+        self,
+        connection: BlockingConnection,
+        keys: Keys,
+        group: str,
+        consumer_id: str,
+        holdings: Holdings,
+        on_lost: Callable[[list[bytes]], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._group = group
+        self._consumer_id = consumer_id
+        self._holdings = holdings
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self.run, name=f"chasqui-heartbeat-{keys.queue}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Blocks until it has let go of its connection."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._connection.close()
+
+    def run(self) -> None:
+        """Beat until stopped. A beat that failed is repeated soon, not a third of a lease later."""
+        period_s = self._holdings.lease_s / 3
+        wait_s = period_s
+        while not self._stop.wait(wait_s):
+            try:
+                self.run_once()
+                wait_s = period_s
+            except (ChasquiError, OSError) as error:
+                logger.warning("leases of queue %s not renewed: %s", self._keys.queue, error)
+                wait_s = min(1.0, period_s / 4)
+            except Exception:
+                logger.exception("leases of queue %s not renewed", self._keys.queue)
+                wait_s = min(1.0, period_s / 4)
+
+    def run_once(self) -> int:
+        """Renew everything in hand; how many entries that was."""
+        started_s = time.monotonic()
+        ids = self._holdings.ids()
+        lost: list[bytes] = []
+        for start in range(0, len(ids), RENEW_BATCH):
+            lost += self._connection.call(
+                scripts.call(
+                    scripts.RENEW,
+                    [self._keys.stream],
+                    [self._group, self._consumer_id, *ids[start : start + RENEW_BATCH]],
+                    Effect.IDEMPOTENT,
+                    timeout_s=self._holdings.lease_s / 3,
+                )
+            )
+        self._holdings.renewed(started_s)
+        if lost:
+            self._on_lost(lost)
+        return len(ids)

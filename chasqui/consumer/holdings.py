@@ -1,0 +1,89 @@
+"""What a consumer has in hand, and whether it is still its own.
+
+Read by the heartbeat's thread while the event loop changes it: every method here takes a snapshot,
+none needs a lock.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from chasqui._core.entry import Entry
+
+
+class Slot:
+    """A place for one running job, or for one batch of them."""
+
+    __slots__ = ("entries", "entry", "started_ns")
+
+    def __init__(self) -> None:
+        self.entry: Entry | None = None
+        #: Where jobs run in batches: those that run now.
+        self.entries: tuple[Entry, ...] = ()
+        self.started_ns = 0
+
+
+class Holdings:
+    """Entries delivered to this consumer and not yet gone from the stream."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        #: Delivered, not started.
+        self.waiting: deque[Entry] = deque()
+        self.slots: list[Slot] = []
+        #: Each gives the ids that a part of the engine still has business with: acks, moves.
+        self.others: list[Callable[[], Iterable[bytes]]] = []
+        #: Taken over by somebody else while we had them.
+        self.lost: set[bytes] = set()
+        self._sure_until_s = time.monotonic() + lease_s * 2 / 3
+
+    @property
+    def is_sure(self) -> bool:
+        """True while all that is in hand is certainly ours: no fence is needed.
+
+        Leases are renewed at a third of their time. Here two thirds count, so that a command sent
+        on the strength of this arrives within the lease.
+        """
+        return time.monotonic() < self._sure_until_s
+
+    @property
+    def sure_for_s(self) -> float:
+        return self._sure_until_s - time.monotonic()
+
+    def renewed(self, at_s: float) -> None:
+        """All that was in hand at this moment has been renewed since."""
+        self._sure_until_s = at_s + self.lease_s * 2 / 3
+
+    @property
+    def running(self) -> int:
+        return sum(len(slot.entries) or slot.entry is not None for slot in self.slots)
+
+    def oldest_running_s(self) -> float:
+        """How long the longest run has been going on; 0 if nothing runs."""
+        started = [slot.started_ns for slot in self.slots if slot.entry or slot.entries]
+        return (time.perf_counter_ns() - min(started)) / 1e9 if started else 0.0
+
+    def running_ids(self) -> list[bytes]:
+        ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]
+        for slot in self.slots:
+            ids += [entry.id for entry in slot.entries]
+        return ids
+
+    def busy_ids(self) -> list[bytes]:
+        """All but those that wait for a slot: they cannot be handed back."""
+        ids = self.running_ids()
+        for others in self.others:
+            ids += others()
+        return ids
+
+    def ids(self) -> list[bytes]:
+        """Everything in hand."""
+        # A deque that grows or shrinks meanwhile refuses to be walked: try again. What came or
+        # went in between is young, or of no interest any more.
+        while True:
+            try:
+                waiting = [entry.id for entry in self.waiting]
+                break
+            except RuntimeError:
+                continue
+        return waiting + self.busy_ids()

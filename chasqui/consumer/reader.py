@@ -1,0 +1,274 @@
+"""The reader: takes entries from the group, as many as the dispatcher can use soon.
+
+One blocking XREADGROUP at a time on a connection of its own. Where the server can, the same
+command takes over what other consumers left behind; elsewhere a script does that beside it. How
+much is read follows how fast handlers are: large reads are cheaper for Redis, small ones leave
+more to others.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from chasqui import scripts
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import xreadgroup
+from chasqui._core.entry import Entry, EntryBuilder
+from chasqui.connection import Connection
+from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
+from chasqui.consumer.holdings import Holdings
+from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
+from chasqui.keys import Keys
+from chasqui.request import Effect, Request, commands
+
+logger = logging.getLogger(__name__)
+
+#: How much work to hold in hand, in seconds at the present pace.
+AHEAD_S: Final = 0.02
+#: How often abandoned entries are looked for where the read itself cannot.
+RECLAIM_S: Final = 1.0
+RECLAIM_BATCH: Final = 100
+PAUSED_POLL_S: Final = 0.5
+#: A blocking read is given up this long after the server should have answered.
+READ_SLACK_S: Final = 5.0
+ERROR_MIN_S, ERROR_MAX_S = 0.1, 1.0
+
+
+class Reader:
+    """Reads entries and offers them to the dispatcher."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        config: ConsumerConfig,
+        holdings: Holdings,
+        *,
+        offer: Callable[[list[Entry | None], bool], None],
+        idle_slots: Callable[[], int],
+        finished: Callable[[], int],
+        on_drained: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._config = config
+        self._holdings = holdings
+        self._offer = offer
+        self._idle_slots = idle_slots
+        self._finished = finished
+        self._on_drained = on_drained
+        self._group = config.group.encode()
+        self._consumer = config.consumer_id.encode()
+        self._streams = EntryBuilder("streams", config.max_payload_bytes)
+        self._range = EntryBuilder("range", config.max_payload_bytes)
+        self._buffer = CommandBuffer()
+        self._room = asyncio.Event()
+        self._has_group = False
+        #: Entries may have been delivered to us in a reply that never came.
+        self._must_recover = True
+        self._was_empty = True
+        self._reclaim_at_s = 0.0
+        self._pace = 0.0
+        self._paced_at_s = time.monotonic()
+        self._paced_count = 0
+        self._entry_bytes = 256.0
+        #: When the last read came back, by the monotonic clock.
+        self.last_read_s = time.monotonic()
+        #: The dispatcher calls `wake` when this many entries are left waiting.
+        self.low_water = 0
+
+    def wake(self) -> None:
+        """There is room again."""
+        self._room.set()
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        wait_s = ERROR_MIN_S
+        while True:
+            try:
+                await self.run_once()
+                wait_s = ERROR_MIN_S
+            except (UnreachableError, OutcomeUnknownError) as error:
+                self._must_recover = True
+                logger.debug("reading %s again: %s", self._keys.queue, error)
+                await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+                wait_s = min(wait_s * 2, ERROR_MAX_S)
+            except ServerError as error:
+                if error.code == "NOGROUP":
+                    self._has_group = False
+                    if wait_s > ERROR_MIN_S:
+                        await asyncio.sleep(wait_s)
+                else:
+                    logger.warning("queue %s cannot be read: %s", self._keys.queue, error)
+                    await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, ERROR_MAX_S)
+            except ChasquiError as error:
+                logger.warning("queue %s cannot be read: %s", self._keys.queue, error)
+                await asyncio.sleep(ERROR_MAX_S)
+
+    async def run_once(self) -> int:
+        """One read, when there is room for it; how many entries came."""
+        if not self._has_group:
+            await self._create_group()
+        if self._must_recover:
+            await self._recover()
+        room = self._wanted()
+        while room < 1:
+            self._room.clear()
+            await self._room.wait()
+            room = self._wanted()
+        profile = self._connection.profile or await self._connection.connect()
+        count = 0
+        if not profile.claim and time.monotonic() >= self._reclaim_at_s:
+            count = await self._reclaim()
+        return count + await self._read(room, can_claim=profile.claim)
+
+    async def _read(self, room: int, *, can_claim: bool) -> int:
+        config = self._config
+        # Whether anything waits that the reclaim has to be back for.
+        block_ms = config.read_block_ms
+        if not can_claim:
+            block_ms = min(block_ms, int(RECLAIM_S * 1000))
+        buffer = self._buffer
+        xreadgroup(
+            buffer,
+            self._group,
+            self._consumer,
+            self._keys.stream,
+            count=room,
+            block_ms=block_ms,
+            claim_min_idle_ms=config.claim_min_idle_ms if can_claim else None,
+        )
+        # Asked right behind the read, which may have waited: a pause counts at once.
+        buffer.command(b"EXISTS", self._keys.paused)
+        request = Request(
+            bytes(buffer),
+            Effect.ONCE,
+            count=2,
+            builder=self._streams,
+            timeout_s=block_ms / 1000 + READ_SLACK_S,
+        )
+        buffer.clear()
+        entries, is_paused = await self._connection.submit(request)
+        self.last_read_s = time.monotonic()
+        if is_paused:
+            await self._while_paused(entries)
+            return 0
+        if not entries:
+            if not self._was_empty:
+                self._was_empty = True
+                self._on_drained()
+            return 0
+        self._was_empty = False
+        self._learn_size(entries)
+        self._offer(entries, True)
+        return len(entries)
+
+    async def _reclaim(self) -> int:
+        """Take over what other consumers left behind."""
+        config = self._config
+        arguments: list[str | int] = [
+            config.group,
+            config.consumer_id,
+            config.claim_min_idle_ms,
+            RECLAIM_BATCH,
+        ]
+        entries = await self._connection.submit(
+            scripts.call(
+                scripts.RECLAIM, [self._keys.stream], arguments, Effect.ONCE, builder=self._range
+            )
+        )
+        if len(entries) < RECLAIM_BATCH:
+            self._reclaim_at_s = time.monotonic() + RECLAIM_S
+        if entries:
+            self._offer(entries, True)
+        return len(entries)
+
+    async def _recover(self) -> None:
+        """Entries that are ours by the server's account and not in our hands: a reply was lost."""
+        self._must_recover = False
+        last_id = b"0"
+        try:
+            while True:
+                buffer = self._buffer
+                xreadgroup(
+                    buffer,
+                    self._group,
+                    self._consumer,
+                    self._keys.stream,
+                    count=MAX_READ,
+                    last_id=last_id,
+                )
+                request = Request(bytes(buffer), Effect.READ, builder=self._streams)
+                buffer.clear()
+                entries = await self._connection.submit(request)
+                if not entries:
+                    return
+                last_id = entries[-1].id
+                in_hand = set(self._holdings.ids())
+                self._offer([entry for entry in entries if entry.id not in in_hand], False)
+        except BaseException:
+            self._must_recover = True
+            raise
+
+    async def _create_group(self) -> None:
+        """From 0, never from `$`: what is in the stream already must be run."""
+        words = ("XGROUP", "CREATE", self._keys.stream, self._group, "0", "MKSTREAM")
+        try:
+            await self._connection.submit(commands(words, effect=Effect.IDEMPOTENT))
+            logger.info("group %s of queue %s created", self._config.group, self._keys.queue)
+        except ServerError as error:
+            if error.code != "BUSYGROUP":
+                raise
+        self._has_group = True
+
+    async def _while_paused(self, entries: list[Entry] | None) -> None:
+        """Give back what came in after the pause, then wait for its end."""
+        if entries:
+            await release(self._connection, self._keys, self._config, self._holdings.ids())
+        exists = commands(("EXISTS", self._keys.paused), effect=Effect.READ)
+        while await self._connection.submit(exists):
+            await asyncio.sleep(PAUSED_POLL_S)
+            exists = commands(("EXISTS", self._keys.paused), effect=Effect.READ)
+            self.last_read_s = time.monotonic()
+
+    def _wanted(self) -> int:
+        """How many entries to ask for now."""
+        config, waiting = self._config, len(self._holdings.waiting)
+        now_s = time.monotonic()
+        since_s = now_s - self._paced_at_s
+        if since_s > 0.05:
+            count = self._finished()
+            self._pace = (count - self._paced_count) / since_s
+            self._paced_at_s, self._paced_count = now_s, count
+        most = min(MAX_READ, max(1, int(PREFETCH_BYTES / self._entry_bytes)))
+        if config.read_count is not None:
+            ahead = most = min(most, config.read_count)
+        else:
+            ahead = max(config.concurrency // 4 + 1, int(self._pace * AHEAD_S))
+        self.low_water = ahead // 2
+        room = ahead + self._idle_slots() - waiting
+        return min(room, most) if waiting <= self.low_water else 0
+
+    def _learn_size(self, entries: list[Entry]) -> None:
+        sample = entries[0].envelope
+        size = 64.0 + (0 if sample is None else len(sample))
+        self._entry_bytes += (
+            (size - self._entry_bytes) / 8
+            if size < self._entry_bytes
+            else (size - self._entry_bytes)
+        )
+
+
+async def release(
+    connection: Connection, keys: Keys, config: ConsumerConfig, kept: list[bytes]
+) -> int:
+    """Hand back every entry that is ours by the server's account, but for those kept; how many."""
+    arguments: list[str | bytes] = [config.group, config.consumer_id, *kept]
+    count: int = await connection.submit(
+        scripts.call(scripts.RELEASE, [keys.stream], arguments, Effect.IDEMPOTENT)
+    )
+    return count

@@ -1,0 +1,217 @@
+"""The relocator: entries whose run failed leave the stream, for the delayed set or the DLQ.
+
+Each move is one script that makes the copy first and checks that the entry is still ours. Moves of
+one turn of the loop share a command. One that the server refuses stays in hand and is tried again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from chasqui import scripts
+from chasqui._core.entry import Entry
+from chasqui._core.envelope import encode_delayed_member
+from chasqui.connection import Connection
+from chasqui.consumer.holdings import Holdings
+from chasqui.keys import (
+    ATTEMPTS,
+    CONSUMER,
+    DETAIL,
+    ENVELOPE,
+    ERROR,
+    FAILED_AT,
+    NAME,
+    REASON,
+    SOURCE_ID,
+    TRACEBACK,
+    Keys,
+)
+from chasqui.request import Effect, Request
+
+logger = logging.getLogger(__name__)
+
+MOVE_BATCH: Final = 100
+AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
+#: What is kept of a traceback: its end, where the error is.
+TRACEBACK_BYTES: Final = 8192
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """One entry on its way out of the stream."""
+
+    entry: Entry
+    #: To the delayed set: due in so many ms, with so many runs behind it.
+    delay_ms: int | None = None
+    attempt: int = 0
+    #: To the DLQ: why, and what the handler raised.
+    reason: str = ""
+    detail: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    #: Called once the entry has really moved.
+    on_moved: Callable[[], None] = field(default=lambda: None)
+
+
+class Relocator:
+    """Moves entries out of the stream, in batches."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        group: str,
+        consumer_id: str,
+        dlq_max_stream_len: int | None,
+        holdings: Holdings,
+        on_lost: Callable[[list[bytes]], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._group = group
+        self._consumer_id = consumer_id
+        self._dlq_maxlen: int | str = "" if dlq_max_stream_len is None else dlq_max_stream_len
+        self._on_lost = on_lost
+        self._moves: list[Move] = []
+        self._inflight: set[MoveBatch] = set()
+        self._is_due = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._again_s = AGAIN_MIN_S
+        self._logged_s = 0.0
+        holdings.others.append(self.ids)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that have not arrived where they are going."""
+        return len(self._moves) + sum(len(batch.moves) for batch in self._inflight)
+
+    def ids(self) -> Iterator[bytes]:
+        batches = [batch.moves for batch in tuple(self._inflight)]
+        return (move.entry.id for moves in (tuple(self._moves), *batches) for move in moves)
+
+    def move(self, move: Move) -> None:
+        """Move an entry, together with the others of this turn."""
+        self._moves.append(move)
+        self._empty.clear()
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.run_once)
+
+    def run_once(self) -> int:
+        """Send the moves that have gathered; how many there were."""
+        self._is_due = False
+        moves, self._moves = self._moves, []
+        retries = [move for move in moves if move.delay_ms is not None]
+        burials = [move for move in moves if move.delay_ms is None]
+        for kind in (retries, burials):
+            for start in range(0, len(kind), MOVE_BATCH):
+                self._post(MoveBatch(self, kind[start : start + MOVE_BATCH]))
+        return len(moves)
+
+    async def drain(self) -> None:
+        """Wait until every move has been made."""
+        await self._empty.wait()
+
+    def _post(self, batch: "MoveBatch") -> None:
+        self._inflight.add(batch)
+        try:
+            self._connection.post(self._request(batch.moves), batch)
+        except Exception as error:
+            batch.set_exception(error)
+
+    def _request(self, moves: list[Move]) -> Request:
+        keys = self._keys
+        arguments: list[Any] = [self._group, self._consumer_id]
+        if moves[0].delay_ms is not None:
+            for move in moves:
+                member = encode_delayed_member(
+                    move.entry.name, move.entry.with_attempt(move.attempt)
+                )
+                arguments += (move.entry.id, move.delay_ms, member)
+            names = [keys.stream, keys.delayed, keys.wake]
+            return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
+        arguments.append(self._dlq_maxlen)
+        for move in moves:
+            fields = self._dlq_fields(move)
+            arguments += (move.entry.id, len(fields), *fields)
+        return scripts.call(scripts.BURY, [keys.stream, keys.dlq], arguments, Effect.IDEMPOTENT)
+
+    def _dlq_fields(self, move: Move) -> list[Any]:
+        """chasquimq's fields, then ours."""
+        entry = move.entry
+        fields: list[Any] = [ENVELOPE, entry.envelope or b""]
+        if entry.name:
+            fields += (NAME, entry.name)
+        fields += (SOURCE_ID, entry.id, REASON, move.reason)
+        if move.detail is not None:
+            fields += (DETAIL, move.detail)
+        if move.error is not None:
+            fields += (ERROR, _utf8(move.error))
+        if move.traceback is not None:
+            fields += (TRACEBACK, _utf8(move.traceback)[-TRACEBACK_BYTES:])
+        fields += (ATTEMPTS, move.attempt, FAILED_AT, time.time_ns() // 1_000_000)
+        fields += (CONSUMER, self._consumer_id)
+        return fields
+
+    def _finished(self, batch: "MoveBatch", flags: bytes) -> None:
+        self._inflight.discard(batch)
+        self._again_s = AGAIN_MIN_S
+        lost = []
+        for move, flag in zip(batch.moves, flags, strict=True):
+            if flag == 49:
+                move.on_moved()
+            elif not batch.was_repeated:
+                lost.append(move.entry.id)
+        if lost:
+            self._on_lost(lost)
+        if not self._inflight and not self._moves:
+            self._empty.set()
+
+    def _failed(self, batch: "MoveBatch", error: Exception) -> None:
+        if self._connection.is_closed:
+            self._inflight.discard(batch)
+            self._empty.set()
+            return
+        now_s = time.monotonic()
+        if now_s - self._logged_s > 1:
+            self._logged_s = now_s
+            logger.warning(
+                "%d entries could not be moved and stay pending, to be tried again: %s",
+                len(batch.moves),
+                error,
+            )
+        batch.was_repeated = True
+        asyncio.get_running_loop().call_later(self._again_s, self._again, batch)
+        self._again_s = min(self._again_s * 2, AGAIN_MAX_S)
+
+    def _again(self, batch: "MoveBatch") -> None:
+        if batch in self._inflight:
+            self._post(batch)
+
+
+class MoveBatch:
+    """Moves on their way; takes their reply."""
+
+    __slots__ = ("_relocator", "moves", "was_repeated")
+
+    def __init__(self, relocator: Relocator, moves: list[Move]) -> None:
+        self._relocator = relocator
+        self.moves = moves
+        self.was_repeated = False
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        self._relocator._finished(self, reply)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self._relocator._failed(self, error)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="replace")

@@ -1,0 +1,124 @@
+"""Lifecycle events in the queue's events stream: best effort, never in a job's way.
+
+They are encoded into one buffer and leave with the acknowledgements; the stream is trimmed once per
+flush instead of by every XADD. While there is no link they are dropped.
+"""
+
+import asyncio
+import time
+from typing import Any, Final
+
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import xadd_event
+from chasqui.connection import Connection
+from chasqui.keys import (
+    EVENT_ATTEMPT,
+    EVENT_BACKOFF_MS,
+    EVENT_DURATION_US,
+    REASON,
+    Keys,
+)
+from chasqui.request import Effect, Request
+
+WAITING: Final = b"waiting"
+ACTIVE: Final = b"active"
+COMPLETED: Final = b"completed"
+FAILED: Final = b"failed"
+RETRY_SCHEDULED: Final = b"retry-scheduled"
+DLQ: Final = b"dlq"
+DRAINED: Final = b"drained"
+
+EVENTS_KEPT: Final = 100_000
+#: An `active` event is in Redis this long after the run began, at the latest.
+FLUSH_S: Final = 0.005
+FLUSH_BYTES: Final = 256 * 1024
+#: The reason of a failed run is somebody's str(): it is cut where it stops being read.
+REASON_CHARS: Final = 1000
+
+
+class EventWriter:
+    """Writes the events of one queue."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._key = keys.events
+        self._buffer = CommandBuffer()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def active(self, job_id: str, name: str, attempt: int) -> None:
+        self._write(ACTIVE, job_id, name, (EVENT_ATTEMPT, attempt))
+
+    def completed(self, job_id: str, name: str, attempt: int, duration_us: int) -> None:
+        self._write(
+            COMPLETED, job_id, name, (EVENT_ATTEMPT, attempt, EVENT_DURATION_US, duration_us)
+        )
+
+    def failed(
+        self, job_id: str, name: str, attempt: int, reason: str, duration_us: int | None
+    ) -> None:
+        fields: tuple[Any, ...] = (EVENT_ATTEMPT, attempt, REASON, _short(reason))
+        if duration_us is not None:
+            fields += (EVENT_DURATION_US, duration_us)
+        self._write(FAILED, job_id, name, fields)
+
+    def retry_scheduled(self, job_id: str, name: str, attempt: int, backoff_ms: int) -> None:
+        self._write(
+            RETRY_SCHEDULED, job_id, name, (EVENT_ATTEMPT, attempt, EVENT_BACKOFF_MS, backoff_ms)
+        )
+
+    def dlq(self, job_id: str, name: str, attempt: int, reason: str) -> None:
+        self._write(DLQ, job_id, name, (EVENT_ATTEMPT, attempt, REASON, reason))
+
+    def waiting(self, job_id: str, name: str) -> None:
+        self._write(WAITING, job_id, name, ())
+
+    def drained(self) -> None:
+        self._write(DRAINED, "", "", ())
+
+    def run_once(self) -> int:
+        """Send what has gathered; how many events that was."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        buffer = self._buffer
+        count = buffer.commands
+        if count == 0:
+            return 0
+        if self._connection.is_connected:
+            buffer.command(b"XTRIM", self._key, b"MAXLEN", b"~", EVENTS_KEPT)
+            request = Request(bytes(buffer), Effect.ONCE, count=count + 1, raises=False)
+            self._connection.post(request, _NOBODY)
+        buffer.clear()
+        return count
+
+    def _write(self, event: bytes, job_id: str, name: str, fields: tuple[Any, ...]) -> None:
+        buffer = self._buffer
+        xadd_event(buffer, self._key, event, job_id, time.time_ns() // 1_000_000, name, fields)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._on_timer)
+        elif len(buffer) >= FLUSH_BYTES:
+            self.run_once()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.run_once()
+
+
+class _Nobody:
+    """Takes the replies to events, which nobody waits for."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        pass
+
+    def set_exception(self, error: Exception, /) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
+def _short(reason: str) -> bytes:
+    return reason[:REASON_CHARS].encode(errors="replace")

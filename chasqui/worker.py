@@ -1,0 +1,184 @@
+"""Worker and Consumer: what programs run to have their jobs done."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from chasqui import payload
+from chasqui._core.entry import Entry
+from chasqui.config import CredentialProvider, Endpoint
+from chasqui.consumer import Engine, Health
+from chasqui.consumer.config import ConsumerConfig, make_config
+from chasqui.consumer.dispatcher import UnreadableError
+from chasqui.consumer.handlers import Handlers
+from chasqui.errors import PayloadError
+from chasqui.job import Job
+from chasqui.keys import Keys
+from chasqui.metrics import MetricsSink
+
+#: What runs a job: a coroutine function, or a plain one, which runs in a thread.
+Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
+
+
+class Worker:
+    """Runs the jobs of one queue.
+
+    `handler` is one function for all jobs or a mapping of names to functions, with `default` for
+    the names that are not in it.
+    """
+
+    def __init__(
+        self,
+        queue_name: str,
+        handler: Handler | Mapping[str, Handler],
+        *,
+        redis_url: str | None = None,
+        tls: bool = False,
+        concurrency: int = 100,
+        max_attempts: int = 25,
+        group: str = "default",
+        consumer_id: str | None = None,
+        read_block_ms: int | None = None,
+        read_count: int | None = None,
+        claim_min_idle_ms: int | None = None,
+        max_payload_bytes: int | None = None,
+        dlq_max_stream_len: int | None = None,
+        events_enabled: bool = True,
+        delayed_enabled: bool = True,
+        run_scheduler: bool = True,
+        scheduler_tick_ms: int | None = None,
+        store_results: bool = False,
+        result_ttl_ms: int | None = None,
+        credential_provider: CredentialProvider | None = None,
+        default: Handler | None = None,
+        threads: int | None = None,
+        processes: Mapping[str, int] | int | None = None,
+        timeout_ms: Mapping[str, int] | int | None = None,
+        max_deliveries: int | None = None,
+        shutdown_deadline_s: float | None = None,
+        metrics: MetricsSink | None = None,
+    ) -> None:
+        self._keys = Keys(queue_name)
+        self.name = queue_name
+        self._endpoint = Endpoint.parse(redis_url, tls=tls)
+        self._config = make_config(
+            max_attempts=max_attempts,
+            max_deliveries=max_deliveries,
+            concurrency=concurrency,
+            group=group,
+            consumer_id=consumer_id,
+            read_block_ms=read_block_ms,
+            read_count=read_count,
+            claim_min_idle_ms=claim_min_idle_ms,
+            max_payload_bytes=max_payload_bytes,
+            dlq_max_stream_len=dlq_max_stream_len,
+            events_enabled=events_enabled,
+            delayed_enabled=delayed_enabled,
+            run_scheduler=run_scheduler,
+            scheduler_tick_ms=scheduler_tick_ms,
+            store_results=store_results,
+            result_ttl_ms=result_ttl_ms,
+            shutdown_deadline_s=shutdown_deadline_s,
+        )
+        self._handlers = Handlers(
+            handler,
+            default=default,
+            threads=threads or min(concurrency, 32),
+            processes=processes,
+            timeout_ms=timeout_ms,
+        )
+        self._credential_provider = credential_provider
+        self._metrics = metrics
+        self._engine: Engine | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None and not self._running.done()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    async def run(self) -> None:
+        """Run jobs until `close()`; returns when drained. A second call awaits the first."""
+        if self._running is None:
+            if self._is_closed:
+                return
+            self._running = asyncio.ensure_future(self._consume())
+        try:
+            await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            if not self._running.done():  # our caller was cancelled: stop in good order
+                await self.close()
+                await asyncio.gather(self._running, return_exceptions=True)
+            raise
+
+    async def close(self) -> None:
+        """Begin the drain: `run` returns when it is over. A second call does nothing."""
+        self._is_closed = True
+        if self._engine is not None:
+            self._engine.stop()
+
+    def stop_now(self) -> None:
+        """Cut the drain short; handlers that still run are cancelled and their jobs go back."""
+        self._is_closed = True
+        if self._engine is not None:
+            self._engine.stop_now()
+
+    def health(self) -> Health | None:
+        """How it is doing; None before `run`."""
+        return None if self._engine is None else self._engine.health()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+        if self._running is not None:
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _consume(self) -> None:
+        engine = self._engine = Engine(
+            self._keys,
+            self._endpoint,
+            self._config,
+            self._handlers,
+            make_job=_make_job,
+            encode_result=_encode_result if self._config.store_results else _no_result,
+            credential_provider=self._credential_provider,
+            metrics=self._metrics,
+        )
+        if self._is_closed:
+            engine.stop()
+        await engine.run(*timed_work(self._endpoint, self._config, self._credential_provider))
+
+
+def timed_work(
+    endpoint: Endpoint, config: ConsumerConfig, credential_provider: CredentialProvider | None
+) -> list[Callable[[Engine], Awaitable[None]]]:
+    """The duties that run beside the engine: promoter and scheduler, as configured."""
+    return []
+
+
+def _make_job(engine: Engine, entry: Entry) -> Job:
+    try:
+        data = payload.decode(entry.payload, max_bytes=engine.config.max_payload_bytes)
+    except PayloadError as error:
+        raise UnreadableError(str(error)) from None
+    return Job(entry.job_id, entry.name, data, entry.attempt, entry.created_at_ms, True, None)
+
+
+def _encode_result(result: Any) -> bytes | None:
+    return None if result is None else payload.encode(result, root="result")
+
+
+def _no_result(result: Any) -> bytes | None:
+    return None
