@@ -1,0 +1,7 @@
+"""Runs every measurement that README.md shows: `make bench`."""
+
+import sys
+
+from bench import core
+
+sys.exit(core.main())
