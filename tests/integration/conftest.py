@@ -1,0 +1,74 @@
+"""What the integration tests share: both event loops, connections that are closed, proxies."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
+from chasqui.connection import Connection
+from tests.proxy import Proxy
+
+LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_loops: runs on asyncio's event loop and on uvloop")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("both_loops"):
+        return LOOPS
+    return {"asyncio": LOOPS["asyncio"]}
+
+
+@pytest.fixture
+def make_proxy() -> Iterator[Callable[[str], Proxy]]:
+    """Starts proxies in front of servers."""
+    proxies: list[Proxy] = []
+
+    def make(url: str) -> Proxy:
+        proxies.append(Proxy(url))
+        return proxies[-1]
+
+    yield make
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.fixture
+async def connect(queue_name: str) -> AsyncIterator[Callable[..., Connection]]:
+    """Makes connections to a URL, and closes them after the test."""
+    made: list[Connection] = []
+
+    def make(url: str, **options: Any) -> Connection:
+        options.setdefault("key", b"{chasqui:%b}" % queue_name.encode())
+        made.append(Connection(Endpoint.parse(url), **options))
+        return made[-1]
+
+    yield make
+    for connection in made:
+        await connection.close()
+
+
+@pytest.fixture
+def connect_blocking(queue_name: str) -> Iterator[Callable[..., BlockingConnection]]:
+    """Makes blocking connections to a URL, and closes them after the test."""
+    made: list[BlockingConnection] = []
+
+    def make(url: str, **options: Any) -> BlockingConnection:
+        options.setdefault("key", b"{chasqui:%b}" % queue_name.encode())
+        made.append(BlockingConnection(Endpoint.parse(url), **options))
+        return made[-1]
+
+    yield make
+    for connection in made:
+        connection.close()

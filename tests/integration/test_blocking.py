@@ -1,0 +1,429 @@
+"""The blocking connection on real servers: the same judgements, threads, forks, no event loop."""
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from chasqui import scripts
+from chasqui.blocking import BlockingConnection
+from chasqui.errors import (
+    AuthenticationError,
+    ClosedError,
+    OutcomeUnknownError,
+    ServerError,
+    UnreachableError,
+)
+from chasqui.request import Effect, Request, commands
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
+
+Connect = Callable[..., BlockingConnection]
+MakeProxy = Callable[[str], Proxy]
+
+CANARY = "Kanari-7f3a"
+
+
+def echo(tag: object) -> Request:
+    return commands(("ECHO", str(tag)), effect=Effect.READ)
+
+
+def incr(key: str, effect: Effect) -> Request:
+    return commands(("INCR", key), effect=effect)
+
+
+def stream(requests: Any) -> Any:
+    return (yield requests)
+
+
+# ── Calls ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls_are_answered(server: Server, connect_blocking: Connect) -> None:
+    connection = connect_blocking(server.url + "/2", client_name="chasqui-test", is_reader=True)
+    profile = connection.connect()
+    assert profile.claim == (server.name == "redis-8.6")
+    assert connection.call(echo("x")) == b"x"
+    info = connection.execute("CLIENT", "INFO", effect=Effect.READ).decode()
+    assert " name=chasqui-test " in info
+    assert " db=2 " in info
+
+
+def test_a_unix_socket_works(redis_86: Server, connect_blocking: Connect) -> None:
+    assert connect_blocking(redis_86.unix_url).call(echo("x")) == b"x"
+
+
+def test_a_stream_is_sent_while_its_replies_are_read(
+    server: Server, connect_blocking: Connect
+) -> None:
+    """40 MB both ways: had one side to be done before the other starts, both would stall."""
+    body = "x" * 100_000
+    requests = (commands(("ECHO", f"{i}:{body}"), effect=Effect.READ) for i in range(400))
+    replies = connect_blocking(server.url).run(stream(requests))
+    assert [reply.partition(b":")[0] for reply in replies] == [b"%d" % i for i in range(400)]
+
+
+def test_an_error_inside_a_stream_is_one_of_its_replies(
+    redis_86: Server, connect_blocking: Connect
+) -> None:
+    names = ["ECHO", "NO-SUCH", "ECHO"]
+    requests = (commands((name, "x"), effect=Effect.READ) for name in names)
+    first, second, third = connect_blocking(redis_86.url).run(stream(requests))
+    assert (first, third) == (b"x", b"x")
+    assert isinstance(second, ServerError)
+
+
+def test_a_stream_that_breaks_off_leaves_replies_in_step(
+    redis_86: Server, connect_blocking: Connect
+) -> None:
+    connection = connect_blocking(redis_86.url)
+
+    def requests() -> Any:
+        yield echo(1)
+        yield echo(2)
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        connection.run(stream(requests()))
+    assert connection.call(echo(3)) == b"3"
+
+
+def test_many_threads_get_their_own_replies(server: Server, connect_blocking: Connect) -> None:
+    connection = connect_blocking(server.url)
+
+    def work(thread: int) -> int:
+        for i in range(200):
+            assert connection.call(echo(f"{thread}-{i}")) == b"%d-%d" % (thread, i)
+        return thread
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sorted(pool.map(work, range(16))) == list(range(16))
+
+
+def test_no_thread_and_no_event_loop_is_left(redis_86: Server, connect_blocking: Connect) -> None:
+    threads = threading.active_count()
+    connect_blocking(redis_86.url).call(echo("x"))
+    assert threading.active_count() == threads
+
+
+# ── Lost links ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+@pytest.mark.parametrize("effect", list(Effect))
+def test_a_cut_link_is_judged_by_the_request_s_effect(
+    server: Server,
+    connect_blocking: Connect,
+    make_proxy: MakeProxy,
+    queue_name: str,
+    fault: Fault,
+    effect: Effect,
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.fail(fault, "INCR")
+    was_applied = fault is Fault.CUT_AFTER
+    if effect is Effect.ONCE:
+        with pytest.raises(OutcomeUnknownError):
+            connection.call(incr(queue_name, effect))
+        expected = int(was_applied)
+    else:
+        connection.call(incr(queue_name, effect))
+        expected = 1 + int(was_applied)
+    value = connect_blocking(server.url).execute("GET", queue_name, effect=Effect.READ)
+    assert int(value or 0) == expected
+    assert connection.call(echo("again")) == b"again"
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])
+def test_a_stream_survives_a_fault_in_its_middle(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, fault: Fault
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect_blocking(proxy.url)
+    proxy.fail(fault, "ECHO", nth=50)
+    replies = connection.run(stream(echo(i) for i in range(200)))
+    assert replies == [b"%d" % i for i in range(200)]
+    assert proxy.accepted == 2
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+def test_a_swallowed_reply_ends_at_the_deadline(
+    server: Server,
+    connect_blocking: Connect,
+    make_proxy: MakeProxy,
+    queue_name: str,
+    effect: Effect,
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url, request_timeout_s=0.3)
+    connection.connect()
+    proxy.fail(Fault.SWALLOW, "INCR", times=100)
+    expected = UnreachableError if effect is Effect.READ else OutcomeUnknownError
+    with pytest.raises(expected):
+        connection.call(incr(queue_name, effect))
+    assert connection.call(echo("next")) == b"next"
+
+
+def test_a_link_that_died_while_idle_is_not_used(
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy, queue_name: str
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.cut()
+    proxy.wait_for(lambda: not proxy._links)
+    assert connection.call(incr(queue_name, Effect.ONCE)) == 1
+
+
+def test_garbage_drops_the_link_and_the_next_one_works(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect_blocking(proxy.url)
+    proxy.fail(Fault.GARBAGE, "ECHO")
+    assert connection.call(echo("x")) == b"x"
+    assert proxy.accepted == 2
+
+
+def test_a_restart_under_load_is_survived(
+    private_server: Callable[..., Server], connect_blocking: Connect
+) -> None:
+    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    connection = connect_blocking(server.url)
+    count = 0
+    is_over = threading.Event()
+    moved = threading.Condition()
+
+    def work() -> None:
+        nonlocal count
+        while not is_over.is_set():
+            with moved:
+                member = count = count + 1
+                moved.notify_all()
+            connection.execute("SADD", "all", member, effect=Effect.IDEMPOTENT)
+
+    with ThreadPoolExecutor(4) as pool:
+        load = [pool.submit(work) for _ in range(4)]
+        for _ in range(3):
+            with moved:
+                goal = count + 300
+                assert moved.wait_for(lambda goal=goal: count >= goal, 30)
+            server.kill()
+            server.start()
+        is_over.set()
+        for one in load:
+            one.result()
+    assert connection.execute("SCARD", "all", effect=Effect.READ) == count
+
+
+# ── Servers that cannot be reached or will not let us in ────────────────────────────────────────
+
+
+def test_a_refused_first_dial_is_told_at_once(
+    connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy("redis://127.0.0.1:1")
+    proxy.close()
+    with pytest.raises(UnreachableError, match=rf"127\.0\.0\.1:{proxy.port}"):
+        connect_blocking(proxy.url).call(echo("x"))
+
+
+def test_a_silent_host_ends_at_the_deadline(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    proxy.stall()
+    with pytest.raises(UnreachableError):
+        connect_blocking(proxy.url, request_timeout_s=0.2).call(echo("x"))
+
+
+def test_a_wrong_password_is_refused_and_never_shown(
+    private_server: Callable[..., Server], connect_blocking: Connect
+) -> None:
+    server = private_server("redis-6.2", requirepass="right")
+    connection = connect_blocking(server.url.replace("//", f"//:{CANARY}@"))
+    with pytest.raises(AuthenticationError) as caught:
+        connection.call(echo("x"))
+    assert CANARY not in f"{caught.value}{caught.value!r}{connection.endpoint!r}"
+
+
+def test_credentials_come_from_a_function_of_either_kind(
+    private_server: Callable[..., Server], connect_blocking: Connect
+) -> None:
+    server = private_server("redis-8.6", requirepass="secret")
+    asked: list[str | None] = []
+
+    def plain(host: str | None) -> tuple[str | None, str | None]:
+        asked.append(host)
+        return None, "secret"
+
+    async def coroutine(host: str | None) -> tuple[str | None, str | None]:
+        await asyncio.sleep(0)
+        return plain(host)
+
+    for provider in (plain, coroutine):
+        connection = connect_blocking(server.url, credential_provider=provider)
+        assert connection.call(echo("x")) == b"x"
+        connection.execute("CLIENT", "KILL", "SKIPME", "no", "TYPE", "normal", effect=Effect.READ)
+        assert connection.call(echo("y")) == b"y"
+    assert len(asked) >= 4
+
+    async def inside_a_loop() -> None:
+        with pytest.raises(RuntimeError, match="plain function"):
+            connect_blocking(server.url, credential_provider=coroutine).call(echo("x"))
+
+    asyncio.run(inside_a_loop())
+
+
+# ── The server's own answers ────────────────────────────────────────────────────────────────────
+
+
+def test_a_flushed_script_is_sent_again(
+    server: Server, connect_blocking: Connect, queue_name: str
+) -> None:
+    connection = connect_blocking(server.url)
+    names = [b"%b:%d" % (queue_name.encode(), i) for i in range(5)]
+    for _ in range(2):
+        connection.execute("SCRIPT", "FLUSH", effect=Effect.IDEMPOTENT)
+        calls = [scripts.call(scripts.COUNTS, names, ["g"], Effect.READ) for _ in range(20)]
+        replies = connection.run(stream(calls))
+        assert replies == [replies[0]] * 20
+        assert isinstance(replies[0], list)
+
+
+def test_a_busy_server_is_waited_for(
+    private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    server = private_server("redis-8.6")
+    proxy = make_proxy(server.url)
+    connection, control, killer = (
+        connect_blocking(url) for url in (proxy.url, server.url, server.url)
+    )
+    for one in (connection, control, killer):
+        one.connect()
+    control.execute("CONFIG", "SET", "busy-reply-threshold", "1", effect=Effect.IDEMPOTENT)
+    endless = commands(("EVAL", "while true do end", "0"), effect=Effect.ONCE)
+    with ThreadPoolExecutor(2) as pool:
+        script = pool.submit(control.call, endless)
+        waiting = pool.submit(connection.call, incr("n", Effect.ONCE))
+        proxy.wait_for(lambda: proxy.commands.count(b"INCR") >= 2)  # the first was refused
+        killer.execute("SCRIPT", "KILL", effect=Effect.IDEMPOTENT)
+        with pytest.raises(ServerError):
+            script.result()
+        assert waiting.result() == 1
+
+
+def test_a_demoted_server_is_left_and_tried_again(
+    private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    server = private_server("redis-8.6")
+    proxy = make_proxy(server.url)
+    connection, control = connect_blocking(proxy.url), connect_blocking(server.url)
+    connection.connect()
+    control.execute("REPLICAOF", "127.0.0.1", "1", effect=Effect.IDEMPOTENT)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(connection.call, incr("n", Effect.ONCE))
+        proxy.wait_for(lambda: proxy.accepted >= 2)
+        control.execute("REPLICAOF", "NO", "ONE", effect=Effect.IDEMPOTENT)
+        assert waiting.result() == 1
+
+
+# ── Forks and the end ───────────────────────────────────────────────────────────────────────────
+
+
+def test_parent_and_children_each_have_a_link_of_their_own(
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    children = []
+    for child in range(4):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for i in range(100):
+                    assert connection.call(echo(f"{child}-{i}")) == b"%d-%d" % (child, i)
+                connection.close()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    for i in range(100):
+        assert connection.call(echo(i)) == b"%d" % i
+    for pid in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert connection.call(echo("parent")) == b"parent"
+    assert proxy.accepted == 5
+
+
+def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.stall()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(connection.call, echo("parent"))
+        side = connection._side()
+        while not side.lock.locked():
+            pass
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                # The child's own link hangs in the same proxy; the lock must not.
+                connection._request_timeout_s = 0.2
+                connection.call(echo("child"))
+            except UnreachableError as error:
+                code = 0 if "earlier calls" not in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        proxy.resume()
+        assert waiting.result() == b"parent"
+
+
+def test_close_ends_the_calls_of_other_threads(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, queue_name: str
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.fail(Fault.SWALLOW, "ECHO")
+    proxy.fail(Fault.SWALLOW, "INCR")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(connection.call, echo("x"))
+        proxy.wait_for(lambda: proxy.commands[-1] == b"ECHO")
+        connection.close()
+        with pytest.raises(ClosedError):
+            waiting.result()
+    connection.close()
+    with pytest.raises(ClosedError):
+        connection.call(echo("x"))
+    proxy.wait_for(lambda: not proxy._links)
+    gc.collect()  # an unclosed socket would warn, and warnings are errors
+
+
+def test_random_cuts_never_mix_up_replies(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    chance = random.Random(7)
+    for round_number in range(20):
+        connection = connect_blocking(proxy.url)
+        connection.connect()
+        proxy.cut_after_bytes(chance.randrange(20_000), to_server=round_number % 2 == 0)
+        tags = [f"{round_number}-{i}" for i in range(1000)]
+        replies = connection.run(stream(map(echo, tags)))
+        assert replies == [tag.encode() for tag in tags]

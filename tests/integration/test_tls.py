@@ -1,0 +1,96 @@
+"""TLS: a good certificate is accepted, and every kind of bad one is refused by default."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chasqui.blocking import BlockingConnection
+from chasqui.connection import Connection
+from chasqui.errors import UnreachableError
+from chasqui.request import Effect, commands
+from tests import tls
+from tests.servers import Server
+
+BAD = ["unknown authority", "wrong name", "expired"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def authority(folder: Path) -> Path:
+    return tls.make_authority(folder, "good")
+
+
+def bad_certificate(folder: Path, authority: Path, fault: str) -> Path:
+    if fault == "unknown authority":
+        authority = tls.make_authority(folder, "unknown")
+    name = "elsewhere.example" if fault == "wrong name" else "127.0.0.1"
+    return tls.make_certificate(folder, authority, name, is_expired=fault == "expired")
+
+
+def url(relay: tls.TlsRelay, authority: Path) -> str:
+    return f"rediss://127.0.0.1:{relay.port}?ssl_ca_certs={authority}"
+
+
+@pytest.mark.both_loops
+async def test_a_good_certificate_is_accepted(
+    redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path
+) -> None:
+    good = tls.make_certificate(folder, authority, "127.0.0.1")
+    with tls.TlsRelay(redis_86.port, good) as relay:
+        connection = connect(url(relay, authority))
+        body = "x" * 300_000
+        assert len(await connection.execute("ECHO", body, effect=Effect.READ)) == len(body)
+        await connection.close()
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize("fault", BAD)
+async def test_a_bad_certificate_is_refused(
+    redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path, fault: str
+) -> None:
+    bad = bad_certificate(folder, authority, fault)
+    with (
+        tls.TlsRelay(redis_86.port, bad) as relay,
+        pytest.raises(UnreachableError, match="certificate"),
+    ):
+        await connect(url(relay, authority)).execute("PING", effect=Effect.READ)
+
+
+def test_a_good_certificate_is_accepted_by_the_blocking_connection(
+    redis_86: Server,
+    connect_blocking: Callable[..., BlockingConnection],
+    folder: Path,
+    authority: Path,
+) -> None:
+    def plan() -> object:
+        bodies = (f"{i}".ljust(50_000) for i in range(200))
+        return (yield (commands(("ECHO", body), effect=Effect.READ) for body in bodies))
+
+    good = tls.make_certificate(folder, authority, "127.0.0.1")
+    with tls.TlsRelay(redis_86.port, good) as relay:
+        connection = connect_blocking(url(relay, authority))
+        assert connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
+        replies = connection.run(plan())
+        assert [reply.strip() for reply in replies] == [b"%d" % i for i in range(200)]
+        connection.close()
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_certificate_is_refused_by_the_blocking_connection(
+    redis_86: Server,
+    connect_blocking: Callable[..., BlockingConnection],
+    folder: Path,
+    authority: Path,
+    fault: str,
+) -> None:
+    bad = bad_certificate(folder, authority, fault)
+    with (
+        tls.TlsRelay(redis_86.port, bad) as relay,
+        pytest.raises(UnreachableError, match="certificate"),
+    ):
+        connect_blocking(url(relay, authority)).execute("PING", effect=Effect.READ)
