@@ -1,12 +1,16 @@
 """The dead-letter queue: looking through it, moving jobs back, deleting them. Plans, no I/O."""
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from chasqui import scripts
 from chasqui._core.entry import Entry, EntryBuilder
+from chasqui.adding import ANSWER_TTL_S, CHUNK_JOBS
+from chasqui.drafts import unix_ms
 from chasqui.errors import PayloadError
 from chasqui.keys import (
     ATTEMPTS,
@@ -20,13 +24,14 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.payload import decode
-from chasqui.plans import CHUNK_JOBS, Plans
+from chasqui.plans import Plans, check_limit
 from chasqui.request import Effect, Plan, commands
 
 #: Entries read at a time.
 PAGE: Final = 500
 # An entry is here because it could not run: it is listed whatever its size.
 _ANY_SIZE = 1 << 40
+_DLQ_ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class DeadJob:
 class Selection:
     """Which dead jobs are meant; what is None does not narrow it down."""
 
+    #: As they are listed, `dlq_id`.
     ids: Sequence[str] | None = None
     name: str | None = None
     reason: str | None = None
@@ -89,8 +95,14 @@ class Selection:
     where: Callable[[DeadJob], bool] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.ids, str):
-            raise TypeError("ids must be a list of DLQ ids, got a single str")
+        if self.ids is not None:
+            if isinstance(self.ids, str):
+                raise TypeError("ids must be a list of DLQ ids, got a single str")
+            for i, one in enumerate(self.ids):
+                if not isinstance(one, str) or not _DLQ_ID.fullmatch(one):
+                    raise ValueError(f"ids[{i}] must be the id of a dead job, got {one!r}")
+            # Oldest first, as without ids.
+            object.__setattr__(self, "ids", sorted(set(self.ids), key=_id_order))
         for name in ("since", "until"):
             moment = getattr(self, name)
             if moment is not None and not isinstance(moment, datetime):
@@ -98,17 +110,18 @@ class Selection:
 
     def takes(self, job: DeadJob) -> bool:
         return (
-            (self.ids is None or job.dlq_id in self.ids)
-            and (self.name is None or job.name == self.name)
+            (self.name is None or job.name == self.name)
             and (self.reason is None or job.reason == self.reason)
+            and (self.since is None or job.added_ms >= unix_ms(self.since))
+            and (self.until is None or job.added_ms <= unix_ms(self.until))
             and (self.where is None or bool(self.where(job)))
         )
 
     @property
     def bounds(self) -> tuple[str, str]:
         """The range of DLQ ids that the times allow."""
-        low = "-" if self.since is None else str(_ms(self.since))
-        high = "+" if self.until is None else str(_ms(self.until))
+        low = "-" if self.since is None else str(max(0, unix_ms(self.since)))
+        high = "+" if self.until is None else str(max(0, unix_ms(self.until)))
         return low, high
 
 
@@ -117,10 +130,12 @@ EVERYTHING: Final = Selection()
 
 def peek(keys: Keys, limit: int, selection: Selection = EVERYTHING) -> Plan[list[DeadJob]]:
     """The oldest dead jobs that are meant, at most `limit`."""
+    check_limit(limit)
     found: list[DeadJob] = []
     after: str | None = None
     while len(found) < limit:
-        page, after = yield from read_page(keys, selection, after, min(PAGE, limit))
+        count = min(PAGE, limit) if selection is EVERYTHING else PAGE
+        page, after = yield from read_page(keys, selection, after, count)
         found += [job for job, _ in page if selection.takes(job)]
         if after is None:
             break
@@ -128,18 +143,54 @@ def peek(keys: Keys, limit: int, selection: Selection = EVERYTHING) -> Plan[list
 
 
 def read_page(
-    keys: Keys, selection: Selection, after: str | None, count: int = PAGE
+    keys: Keys,
+    selection: Selection,
+    after: str | None,
+    count: int = PAGE,
+    last: str | None = None,
 ) -> Plan[tuple[list[tuple[DeadJob, Entry]], str | None]]:
-    """The next `count` entries behind the id `after`, and the id to go on from (None: the end)."""
+    """The next entries behind the id `after`, and the id to go on from (None: the end).
+
+    What came later than `last` is not looked at.
+    """
+    if selection.ids is not None:
+        return (yield from _read_ids(keys, selection.ids, after, count))
     low, high = selection.bounds
     start = low if after is None else f"({after}"
     entries: list[Entry] = yield commands(
-        ("XRANGE", keys.dlq, start, high, "COUNT", count),
+        ("XRANGE", keys.dlq, start, high if last is None or high != "+" else last, "COUNT", count),
         effect=Effect.READ,
         builder=EntryBuilder("range", _ANY_SIZE),
     )
     page = [(_dead_job(entry), entry) for entry in entries]
     return page, page[-1][0].dlq_id if len(page) == count else None
+
+
+def _read_ids(
+    keys: Keys, ids: Sequence[str], after: str | None, count: int
+) -> Plan[tuple[list[tuple[DeadJob, Entry]], str | None]]:
+    start = 0 if after is None else bisect_right(ids, _id_order(after), key=_id_order)
+    part = ids[start : start + count]
+    if not part:
+        return [], None
+    replies = yield commands(
+        *(("XRANGE", keys.dlq, one, one) for one in part),
+        effect=Effect.READ,
+        builder=EntryBuilder("range", _ANY_SIZE),
+    )
+    found = (entries for entries in (replies if len(part) > 1 else [replies]))
+    page = [(_dead_job(entry), entry) for entries in found for entry in entries]
+    return page, part[-1] if len(part) == count else None
+
+
+def _last_id(keys: Keys) -> Plan[str]:
+    """The newest entry's id: a job that is moved and fails again must not be met again."""
+    newest: list[Entry] = yield commands(
+        ("XREVRANGE", keys.dlq, "+", "-", "COUNT", 1),
+        effect=Effect.READ,
+        builder=EntryBuilder("range", _ANY_SIZE),
+    )
+    return newest[0].id.decode() if newest else "0"
 
 
 def replay(
@@ -148,12 +199,14 @@ def replay(
     """Move dead jobs back into the stream, oldest first, with no attempt counted; how many.
 
     Those whose envelope cannot be read stay where they are. With `dry_run` they are only counted.
-    Should a reply be lost on the way, the repeat moves nothing twice but counts those jobs as gone.
     """
+    check_limit(limit)
+    keys = plans.keys
     done = 0
     after: str | None = None
+    last = (yield from _last_id(keys)) if limit > PAGE else None
     while done < limit:
-        page, after = yield from read_page(plans.keys, selection, after)
+        page, after = yield from read_page(keys, selection, after, last=last)
         meant = [entry for job, entry in page if entry.fault is None and selection.takes(job)]
         meant = meant[: limit - done]
         if dry_run:
@@ -162,8 +215,8 @@ def replay(
             for part in _parts(meant):
                 done += yield scripts.call(
                     scripts.REPLAY,
-                    [plans.keys.dlq, plans.keys.stream],
-                    [plans.maxlen, *_triples(part)],
+                    [keys.dlq, keys.stream, plans.numbering.answer_key()],
+                    [plans.maxlen, ANSWER_TTL_S, *_triples(part)],
                     Effect.IDEMPOTENT,
                 )
         if after is None:
@@ -174,11 +227,16 @@ def replay(
 def delete(
     keys: Keys, limit: int, selection: Selection = EVERYTHING, *, dry_run: bool = False
 ) -> Plan[int]:
-    """Delete dead jobs for good, oldest first; how many."""
+    """Delete dead jobs for good, oldest first; how many.
+
+    Should a reply be lost on the way, the jobs that it was about are gone but not counted.
+    """
+    check_limit(limit)
     done = 0
     after: str | None = None
+    last = (yield from _last_id(keys)) if limit > PAGE else None
     while done < limit:
-        page, after = yield from read_page(keys, selection, after)
+        page, after = yield from read_page(keys, selection, after, last=last)
         meant = [job.dlq_id for job, _ in page if selection.takes(job)][: limit - done]
         if meant and not dry_run:
             done += yield commands(("XDEL", keys.dlq, *meant), effect=Effect.IDEMPOTENT)
@@ -225,8 +283,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def _ms(moment: datetime) -> int:
-    """A naive time is UTC, as everywhere."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+def _id_order(dlq_id: str) -> tuple[int, int]:
+    ms, _, sequence = dlq_id.partition("-")
+    return int(ms), int(sequence)

@@ -7,14 +7,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, Required, TypeAlias, TypedDict
 
 from chasqui import payload
 from chasqui._core.envelope import encode_retry
-from chasqui.errors import PayloadTooLargeError
+from chasqui.adding import DELAYED, RELATIVE, UNIQUE, Added, Batch
+from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatPattern, ResultSource
 from chasqui.keys import check_job_id, check_job_name
-from chasqui.plans import DELAYED, RELATIVE, UNIQUE, Added, Batch
 
 #: The longest delay that is taken unless the queue says otherwise; 0 takes any.
 MAX_DELAY_S: Final = 30 * 86_400
@@ -25,7 +25,7 @@ RepeatLike: TypeAlias = RepeatPattern | Mapping[str, Any]
 MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
 
 _MAX_ATTEMPTS = 2**32 - 1
-_MAX_DUE_MS = 2**53  # beyond it a sorted set's score is not exact
+_MAX_DELAY_MS = 2**52  # beyond 2**53 a sorted set's score is not exact
 #: A name of at most this many ASCII characters needs no further look.
 _SHORT_NAME = 64
 
@@ -37,8 +37,8 @@ _OPTIONS = frozenset(
 class JobEntry(TypedDict, total=False):
     """One entry of `add_bulk`: name and data, and any option of `add`."""
 
-    name: str
-    data: Any
+    name: Required[str]
+    data: Required[Any]
     delay_ms: DelayMsLike | None
     delay: timedelta | None
     attempts: int | None
@@ -77,6 +77,8 @@ def single(
 
 def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -> Batch:
     """A batch of many jobs; only those with options cost more than their payload."""
+    if isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Sequence):
+        raise TypeError(f"jobs must be a list of dicts, got {type(entries).__name__}")
     payloads: list[bytes] = []
     names: list[str] = []
     special: list[tuple[int, Mapping[str, Any]]] = []
@@ -126,6 +128,12 @@ def _take_options(
         batch.ids, batch.kinds, batch.dues = ids, kinds, dues
 
 
+def job_of(name: str, data: object, added: Added, queue: ResultSource | None) -> Job:
+    """The job that an add of one returns."""
+    is_new = added.is_new is None or added.is_new[0]
+    return Job(added.ids[0], name, data, 0, added.created_at_ms, is_new, queue)
+
+
 def jobs_of(
     entries: Sequence[Mapping[str, Any]], added: Added, queue: ResultSource | None
 ) -> list[Job]:
@@ -142,12 +150,24 @@ def jobs_of(
     ]
 
 
-def refuse_missed_fires(missed_fires: object) -> None:
+def refuse_useless(missed_fires: object, unique_for: object, job_id: object) -> None:
+    """Refuse what says nothing about a job that runs once."""
     if missed_fires is not None:
         raise ValueError(
             "missed_fires is only meaningful with `repeat`; pass "
             "repeat=RepeatPattern.cron(...) or .every(...) too"
         )
+    if unique_for is not None and job_id is None:
+        raise ValueError("unique_for is only meaningful with `job_id`")
+
+
+def check_max_delay(value: object) -> int:
+    """The longest delay of a queue, in seconds; 0 for any."""
+    if value is None:
+        return MAX_DELAY_S
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"max_delay_secs must be a non-negative int or None, got {value!r}")
+    return value
 
 
 def new_due(delay_ms: object, delay: object, max_delay_s: int) -> tuple[int, bool]:
@@ -173,29 +193,38 @@ def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> t
     if delay_ms is None:
         return 0, 0
     if isinstance(delay_ms, datetime):
-        when = delay_ms if delay_ms.tzinfo is not None else delay_ms.replace(tzinfo=UTC)
-        due = (when - _EPOCH) // timedelta(milliseconds=1)
-        ahead = due - time.time_ns() // 1_000_000
-        if ahead <= 0:
-            return 0, 0
-        kind = DELAYED
-    else:
-        if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):
-            raise TypeError(
-                f"delay_ms must be int (ms) / float (ms) / datetime; got {type(delay_ms).__name__}"
-            )
-        if isinstance(delay_ms, float) and not 0 <= delay_ms < math.inf:
-            raise ValueError(f"delay_ms must be a finite non-negative number, got {delay_ms}")
-        if delay_ms < 0:
-            raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
-        due = ahead = int(delay_ms)
-        if due == 0:
-            return 0, 0
-        kind = DELAYED | RELATIVE
-    if (max_delay_s and ahead > max_delay_s * 1000) or due >= _MAX_DUE_MS:
-        limit = max_delay_s or _MAX_DUE_MS // 1000
-        raise ValueError(f"delay {ahead // 1000} s exceeds max_delay_secs {limit}")
-    return kind, due
+        return due_at(unix_ms(delay_ms), max_delay_s)
+    if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):
+        raise TypeError(
+            f"delay_ms must be int (ms) / float (ms) / datetime; got {type(delay_ms).__name__}"
+        )
+    if isinstance(delay_ms, float) and not 0 <= delay_ms < math.inf:
+        raise ValueError(f"delay_ms must be a finite non-negative number, got {delay_ms}")
+    if delay_ms < 0:
+        raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
+    ahead_ms = int(delay_ms)
+    _check_ahead(ahead_ms, max_delay_s)
+    return (DELAYED | RELATIVE, ahead_ms) if ahead_ms else (0, 0)
+
+
+def due_at(when_ms: int, max_delay_s: int) -> tuple[int, int]:
+    """The same for a moment in unix milliseconds; the past is now."""
+    ahead_ms = when_ms - time.time_ns() // 1_000_000
+    _check_ahead(ahead_ms, max_delay_s)
+    return (DELAYED, when_ms) if ahead_ms > 0 else (0, 0)
+
+
+def unix_ms(moment: datetime) -> int:
+    """A naive time is UTC, as everywhere."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _check_ahead(ahead_ms: int, max_delay_s: int) -> None:
+    limit_s = max_delay_s or _MAX_DELAY_MS // 1000
+    if ahead_ms > limit_s * 1000:
+        raise ValueError(f"delay {ahead_ms // 1000} s exceeds max_delay_secs {limit_s}")
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -228,6 +257,7 @@ def _at(index: int, entry: object, error: Exception) -> Exception:
     if isinstance(error, TypeError):
         return TypeError(f"jobs[{index}]: {error}")
     if isinstance(error, PayloadTooLargeError):
-        error.add_note(f"in jobs[{index}]")
-        return error
-    return type(error)(f"jobs[{index}]: {error}") if isinstance(error, ValueError) else error
+        return PayloadTooLargeError(error.size, error.limit, f"jobs[{index}]: the payload")
+    if isinstance(error, PayloadError):
+        return PayloadError(f"jobs[{index}]: {error}")
+    return ValueError(f"jobs[{index}]: {error}") if isinstance(error, ValueError) else error

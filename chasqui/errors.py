@@ -95,13 +95,13 @@ class PayloadError(ChasquiError, ValueError):
 class PayloadTooLargeError(PayloadError):
     """An encoded value of `size` bytes, where `limit` is the most that is allowed."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(size, limit)
+    def __init__(self, size: int, limit: int, what: str = "the payload") -> None:
+        super().__init__(size, limit, what)
         self.size = size
         self.limit = limit
 
     def __str__(self) -> str:
-        return f"the payload takes {self.size} bytes, and {self.limit} is the limit"
+        return f"{self.args[2]} takes {self.size} bytes, and {self.limit} is the limit"
 
 
 # Jobs and their handlers

@@ -1,97 +1,80 @@
-"""What a producer does to a queue, as plans: checked, encoded and read back, without I/O.
+"""What a producer does to a queue, as plans: encoded and read back, without I/O.
 
-`Producer`, `Queue` and their blocking twins run the same plans; a rule lives here once.
+`Queue` awaits them, `sync.Queue` runs them; a rule lives here once.
 """
 
-import itertools
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any
 
-from chasqui import scripts
-from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import evalsha_jobs
-from chasqui._core.ulid import UlidFactory
-from chasqui.errors import (
-    NotSupportedError,
-    OutcomeUnknownError,
-    QueueFullError,
-    ServerError,
+from chasqui import payload, scripts
+from chasqui.adding import (
+    ANSWER_TTL_S,
+    CHUNK_JOBS,
+    PLAIN,
+    Added,
+    AddOptions,
+    Batch,
+    Numbering,
+    check_all,
+    confirmed,
+    durable_words,
+    until_durable,
 )
+from chasqui.errors import NotSupportedError, QueueFullError, ServerError
 from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, Request, commands
-
-#: Jobs in one script: long enough to be cheap, short enough not to hold the server up.
-CHUNK_JOBS: Final = 250
-CHUNK_BYTES: Final = 1 << 20
-#: Chunks that one bitmap keeps track of: a key of at most a kilobyte.
-PAGE_BITS: Final = 8192
-#: How long a chunk is remembered after the producer fell silent.
-APPLIED_TTL_S: Final = 86_400
-#: How long the answer to a chunk with options is kept for a repeat.
-FLAGS_TTL_S: Final = 600
-#: How long the id of an immediate job stays unique, unless the caller says otherwise.
-UNIQUE_FOR_S: Final = 86_400
-
-DELAYED, UNIQUE, RELATIVE = 1, 2, 4
-
-#: One for the process: ids of all producers rise together.
-ulids = UlidFactory()
-
-
-@dataclass(slots=True)
-class Batch:
-    """Jobs to add, as columns. `kinds` and `dues` are None while no job has an option that needs
-    them: then the whole batch goes the short way."""
-
-    payloads: list[bytes]
-    names: str | list[str]
-    ids: list[str | None] | None = None
-    retries: list[bytes | None] | None = None
-    kinds: list[int] | None = None  # DELAYED + UNIQUE + RELATIVE, per job
-    dues: list[int] | None = None  # ms; since 1970, or from now if RELATIVE
+from chasqui.request import Effect, Plan, commands
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """The outcome of an add: per job its id, and whether it was new."""
+class Counts:
+    """How much of everything a queue holds, at one moment."""
 
-    ids: list[str]
-    created_at_ms: int
-    #: None: all were.
-    is_new: list[bool] | None = None
+    waiting: int
+    pending: int
+    delayed: int
+    dlq: int
+    repeatables: int
+    #: How long the oldest job has been in the stream, waiting or running; 0 if there is none.
+    oldest_ms: int
+    is_paused: bool
 
+    @classmethod
+    def of(cls, numbers: list[int]) -> "Counts":
+        """The counts in what the plan gives."""
+        length, pending, delayed, dead, repeats, oldest_ms, paused = numbers
+        # An entry that somebody deleted is pending for ever, but no longer in the stream.
+        waiting = max(0, length - pending)
+        return cls(waiting, pending, delayed, dead, repeats, oldest_ms, bool(paused))
 
-@dataclass(frozen=True, slots=True)
-class AddOptions:
-    """What a call says about all its jobs."""
-
-    max_backlog: int | None = None
-    #: Wait until the add is on the server's disk ("disk") or on a replica ("replica").
-    durable: Literal["disk", "replica"] | None = None
-    unique_for_s: int = UNIQUE_FOR_S
-
-    @property
-    def is_plain(self) -> bool:
-        """True where a job without options of its own may share a chunk with others."""
-        return self.max_backlog is None and self.durable is None
-
-
-PLAIN: Final = AddOptions()
+    def refuse_if_any(self, queue: str) -> None:
+        """Raise if the queue holds jobs."""
+        if self.waiting or self.pending or self.delayed or self.dlq:
+            raise NotSupportedError(
+                f"queue {queue!r} holds {self.waiting} waiting, {self.pending} pending, "
+                f"{self.delayed} delayed and {self.dlq} dead jobs: "
+                "obliterate(force=True) deletes them too"
+            )
 
 
 class Plans:
-    """The plans of one producer on one queue."""
+    """The plans of one producer on one queue. Any thread may make them."""
 
     def __init__(self, keys: Keys, max_stream_len: int | None = None) -> None:
+        if max_stream_len is not None and (
+            isinstance(max_stream_len, bool)
+            or not isinstance(max_stream_len, int)
+            or max_stream_len < 1
+        ):
+            raise ValueError(
+                f"max_stream_len must be a positive int or None, got {max_stream_len!r}"
+            )
         self.keys = keys
-        self.producer_id = str(uuid.uuid4())
         #: The most entries that the stream is trimmed to; empty for no trimming.
         self.maxlen: int | str = "" if max_stream_len is None else max_stream_len
-        self._chunks = itertools.count()
-        self._buffer: CommandBuffer | None = None
+        self.numbering = Numbering(keys, self.maxlen)
         self._durable: set[str] = set()
 
     # ── Adding ──────────────────────────────────────────────────────────────────────────────────
@@ -101,102 +84,44 @@ class Plans:
         now_ms = time.time_ns() // 1_000_000
         if not batch.payloads:
             return Added([], now_ms)
-        if batch.kinds is not None:
-            _draw_delayed_ids(batch, now_ms)
+        batch.draw_delayed_ids(now_ms)
         if options.durable is not None and options.durable not in self._durable:
             yield from self._probe_durable(options.durable)
+        chunk = self.numbering.chunk
         ids: list[str] = []
-        chunks = list(_slices(batch.payloads))
         replies: list[Any] = []
+        chunks = list(batch.slices())
         limit: int | None = None
-        if options.max_backlog is not None:
+        if options.max_backlog is not None and batch.immediate():
             # The first chunk asks for room for the whole batch; the others follow if it got it.
-            limit = options.max_backlog - len(batch.payloads) + chunks[0].stop
+            limit = options.max_backlog - batch.immediate() + batch.immediate(chunks[0])
         if len(chunks) == 1 or limit is not None:
-            part = chunks.pop(0)
-            request = self.chunk(batch, part, options, now_ms, ids, limit)
-            reply = yield request if chunks else _until_durable(request, options)
-            if not chunks:
-                reply = _check_durable(reply, options)
+            request = chunk(batch, chunks.pop(0), options, now_ms, ids, limit)
+            if chunks:
+                reply = yield request
+            else:
+                answer = yield until_durable(request, options)
+                reply = confirmed(answer, options)
             if isinstance(reply, list):
                 raise QueueFullError(self.keys.queue, reply[0], options.max_backlog or 0)
             replies.append(reply)
         if chunks:
             answers = yield (
-                _until_durable(request, options) if part is chunks[-1] else request
+                until_durable(request, options) if part is chunks[-1] else request
                 for part in chunks
-                for request in (self.chunk(batch, part, options, now_ms, ids),)
+                for request in (chunk(batch, part, options, now_ms, ids),)
             )
-            _check_all(answers, had_some=bool(replies))
-            answers[-1] = _check_durable(answers[-1], options)
+            answers[-1] = _outcome(answers[-1], options)
+            check_all(answers, had_some=bool(replies))
             replies += answers
         if batch.kinds is None:
             return Added(ids, now_ms)
         return Added(ids, now_ms, [flag == 49 for reply in replies for flag in reply])
 
-    def chunk(
-        self,
-        batch: Batch,
-        part: slice,
-        options: AddOptions,
-        now_ms: int,
-        ids: list[str],
-        limit: int | None = None,
-    ) -> Request:
-        """One script call for one slice of the batch; appends the ids of its jobs.
-
-        `limit` is the backlog beyond which the server refuses it.
-        """
-        keys, number = self.keys, next(self._chunks)
-        buffer, self._buffer = self._buffer or CommandBuffer(), None
-        full: int | str = "" if limit is None else limit
-        payloads, names = batch.payloads, batch.names
-        part_ids = None if batch.ids is None else batch.ids[part]
-        retries = None if batch.retries is None else batch.retries[part]
-        if part.stop - part.start != len(payloads):
-            payloads = payloads[part]
-            names = names if isinstance(names, str) else names[part]
-        if batch.kinds is None:
-            page, bit = divmod(number, PAGE_BITS)
-            script, due_ms = scripts.ADD, None
-            script_keys = [keys.stream, keys.applied(self.producer_id, page)]
-            arguments: list[Any] = [bit, APPLIED_TTL_S, self.maxlen, full]
-        else:
-            assert batch.dues is not None
-            assert part_ids is not None
-            kinds, due_ms = batch.kinds[part], batch.dues[part]
-            script = scripts.ADD_MIXED
-            script_keys = [
-                keys.stream,
-                keys.delayed,
-                keys.flags(self.producer_id, number),
-                keys.wake,
-                *_job_keys(keys, kinds, part_ids),
-            ]
-            text = "".join(map(str, kinds))
-            arguments = [FLAGS_TTL_S, self.maxlen, full, options.unique_for_s, text]
-        ids += evalsha_jobs(
-            buffer,
-            script.sha,
-            script_keys,
-            arguments,
-            ulids,
-            now_ms,
-            payloads,
-            names,
-            part_ids,
-            retries,
-            due_ms,
-        )
-        request = Request(bytes(buffer), Effect.IDEMPOTENT, script=script)
-        buffer.clear()
-        self._buffer = buffer
-        return request
-
     def _probe_durable(self, durable: str) -> Plan[None]:
         """Before the first durable add: can this server promise it at all?"""
         try:
-            reply = yield commands(_durable_words(durable, 100), effect=Effect.READ)
+            reply = yield commands(durable_words(durable, 100), effect=Effect.READ)
         except ServerError as error:
             raise NotSupportedError(
                 "durable='disk' needs WAITAOF (Redis and Valkey from 7.2 on) and a server that "
@@ -210,19 +135,29 @@ class Plans:
 
     def cancel(self, job_ids: Sequence[str]) -> Plan[list[bool]]:
         """Take delayed jobs back; per job whether there was one to take."""
-        answers: list[bool] = []
-        for start in range(0, len(job_ids), CHUNK_JOBS):
-            part = job_ids[start : start + CHUNK_JOBS]
-            names = [self.keys.delayed]
-            for job_id in part:
-                names += (self.keys.didx(job_id), self.keys.dlid(job_id))
-            # Not idempotent in its answer: a repeat after a lost reply would say "was not there".
-            reply = yield scripts.call(scripts.CANCEL, names, [], Effect.ONCE)
-            answers += [flag == 49 for flag in reply]
-        return answers
+        check_ids(job_ids)
+        parts = [job_ids[i : i + CHUNK_JOBS] for i in range(0, len(job_ids), CHUNK_JOBS)]
+        if not parts:
+            return []
+        replies = yield [
+            scripts.call(
+                scripts.CANCEL,
+                [self.keys.delayed, self.numbering.answer_key(), *self._delayed_keys(part)],
+                [ANSWER_TTL_S],
+                Effect.IDEMPOTENT,
+            )
+            for part in parts
+        ]
+        check_all(replies, had_some=False)
+        return [flag == 49 for reply in replies for flag in reply]
+
+    def _delayed_keys(self, job_ids: Sequence[str]) -> list[bytes]:
+        keys = self.keys
+        return [key for one in job_ids for key in (keys.didx(one), keys.dlid(one))]
 
     def reschedule(self, job_id: str, due_ms: int, *, is_relative: bool) -> Plan[bool]:
         """Give a delayed job another due time; False if it is no longer delayed."""
+        check_ids([job_id])
         keys = self.keys
         names = [keys.delayed, keys.didx(job_id), keys.dlid(job_id), keys.wake]
         arguments = [due_ms, int(is_relative)]
@@ -231,8 +166,9 @@ class Plans:
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
-    def results(self, job_ids: Sequence[str]) -> Plan[list[bytes | None]]:
+    def stored_results(self, job_ids: Sequence[str]) -> Plan[list[bytes | None]]:
         """The stored return values, encoded; None where there is none."""
+        check_ids(job_ids)
         if not job_ids:
             return []
         values: list[bytes | None] = yield commands(
@@ -240,10 +176,15 @@ class Plans:
         )
         return values
 
+    def results(self, job_ids: Sequence[str]) -> Plan[list[Any]]:
+        """The same, decoded."""
+        values = yield from self.stored_results(job_ids)
+        return [None if value is None else payload.decode(value) for value in values]
+
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 
     def counts(self, group: str) -> Plan[list[int]]:
-        """Length, pending, delayed, dlq, repeatables, lag in ms, paused: one round trip."""
+        """What `Counts.of` takes: one round trip."""
         keys = self.keys
         names = [keys.stream, keys.delayed, keys.dlq, keys.repeat, keys.paused]
         numbers: list[int] = yield scripts.call(scripts.COUNTS, names, [group], Effect.READ)
@@ -259,8 +200,11 @@ class Plans:
         reply = yield commands(("EXISTS", self.keys.paused), effect=Effect.READ)
         return bool(reply)
 
-    def obliterate(self) -> Plan[int]:
-        """Delete every key of the queue; how many there were."""
+    def obliterate(self, group: str, *, force: bool = True) -> Plan[int]:
+        """Delete every key of the queue; how many there were. Without `force` only if it holds no
+        jobs."""
+        if not force:
+            Counts.of((yield from self.counts(group))).refuse_if_any(self.keys.queue)
         cursor, deleted = b"0", 0
         while True:
             scan = ("SCAN", cursor, "MATCH", self.keys.pattern, "COUNT", 1000)
@@ -271,92 +215,59 @@ class Plans:
                 return deleted
 
 
-def _draw_delayed_ids(batch: Batch, now_ms: int) -> None:
-    """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
-    assert batch.kinds is not None
-    ids = batch.ids if batch.ids is not None else [None] * len(batch.payloads)
-    batch.ids = [
-        ulids.next(now_ms) if job_id is None and kind & DELAYED else job_id
-        for job_id, kind in zip(ids, batch.kinds, strict=True)
-    ]
+class ResultWait:
+    """How a stored result is waited for."""
+
+    def __init__(self, job_id: str, timeout_s: float, poll_interval_s: float) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout_s}")
+        if not poll_interval_s > 0:
+            raise ValueError(
+                f"poll_interval must be a positive number of seconds, got {poll_interval_s}"
+            )
+        self._job_id = job_id
+        self._timeout_s = timeout_s
+        self._poll_interval_s = poll_interval_s
+        self._started_s = time.monotonic()
+        self._has_warned = False
+
+    def next_s(self) -> float:
+        """How long to sleep before the next look; TimeoutError if that was the last."""
+        waited_s = time.monotonic() - self._started_s
+        if waited_s >= self._timeout_s:
+            raise TimeoutError(f"job {self._job_id} has no result after {self._timeout_s:g} s")
+        if waited_s > 1 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "wait_for_result has been waiting for more than 1 s: does the worker have "
+                "store_results=True, and does its handler return something?",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return min(self._poll_interval_s, self._timeout_s - waited_s)
 
 
-def _job_keys(keys: Keys, kinds: list[int], ids: list[str | None]) -> Iterator[bytes]:
-    """The keys of each job's own, in the order in which the script takes them."""
-    for kind, job_id in zip(kinds, ids, strict=True):
-        if kind & DELAYED:
-            assert job_id is not None
-            yield keys.didx(job_id)
-        if kind & UNIQUE:
-            assert job_id is not None
-            yield keys.unique(job_id)
-            yield keys.dlid(job_id)
+def check_ids(job_ids: Sequence[str]) -> None:
+    """Ids of jobs that exist: any text will do, since chasquimq takes any."""
+    if isinstance(job_ids, str):
+        raise TypeError("job_ids must be a list of ids, got a single str")
+    for i, job_id in enumerate(job_ids):
+        if not isinstance(job_id, str):
+            raise TypeError(f"job_ids[{i}] must be a str, got {type(job_id).__name__}")
 
 
-def _slices(payloads: list[bytes]) -> Iterator[slice]:
-    """Cut a batch where a chunk would get too long."""
-    total = len(payloads)
-    if total <= CHUNK_JOBS and sum(map(len, payloads)) <= CHUNK_BYTES:
-        yield slice(0, total)
-        return
-    start = size = 0
-    for i, payload in enumerate(payloads):
-        if i > start and (i - start == CHUNK_JOBS or size + len(payload) > CHUNK_BYTES):
-            yield slice(start, i)
-            start, size = i, 0
-        size += len(payload)
-    yield slice(start, total)
+def check_limit(limit: object) -> int:
+    """How many to list or move at most."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(f"limit must be an int, got {type(limit).__name__}")
+    if limit < 0:
+        raise ValueError(f"limit must be non-negative, got {limit}")
+    return limit
 
 
-def _check_all(replies: list[Any], *, had_some: bool) -> None:
-    """Raise what went wrong with a batch of several chunks.
-
-    If the server refused all of them, nothing was added and its refusal is raised. Otherwise some
-    may be in, and the caller must be told so.
-    """
-    failures = [reply for reply in replies if isinstance(reply, BaseException)]
-    if not failures:
-        return
-    first = failures[0]
-    if not isinstance(first, Exception):
-        raise first
-    was_refused = all(not isinstance(failure, OutcomeUnknownError) for failure in failures)
-    if was_refused and len(failures) == len(replies) and not had_some:
-        raise first
-    raise OutcomeUnknownError(
-        f"{len(failures)} of {len(replies)} chunks of the batch failed ({first}): "
-        "some of its jobs may have been added"
-    ) from first
-
-
-#: How long the disk or the replica may take to confirm.
-_DURABLE_WAIT_MS: Final = 10_000
-
-
-def _durable_words(durable: str, wait_ms: int) -> tuple[str | int, ...]:
-    return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
-
-
-def _until_durable(request: Request, options: AddOptions) -> Request:
-    """The request with the wait behind it, in one frame: it waits for what this link wrote, so
-    both must go over the same one. A chunk that is found applied writes too, for that reason."""
-    if options.durable is not None:
-        wait = commands(_durable_words(options.durable, _DURABLE_WAIT_MS), effect=Effect.READ)
-        request.frame += wait.frame
-        request.count += 1
-        request.timeout_s = _DURABLE_WAIT_MS / 1000 + 10
-    return request
-
-
-def _check_durable(reply: Any, options: AddOptions) -> Any:
-    """The chunk's own reply; OutcomeUnknownError if the wait behind it was in vain."""
-    if options.durable is None:
-        return reply
-    chunk_reply, answer = reply
-    confirmed = answer[0] if options.durable == "disk" else answer
-    if not isinstance(chunk_reply, list) and confirmed < 1:
-        raise OutcomeUnknownError(
-            f"the jobs were added, but no {options.durable} confirmed them within "
-            f"{_DURABLE_WAIT_MS} ms"
-        )
-    return chunk_reply
+def _outcome(answer: Any, options: AddOptions) -> Any:
+    """What became of a chunk with the wait behind it: its reply, or the exception."""
+    try:
+        return confirmed(answer, options)
+    except Exception as error:
+        return error

@@ -3,16 +3,16 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from chasqui import dlq, drafts, repeatables
+from chasqui import dlq, repeatables
+from chasqui.adding import CHUNK_JOBS, PLAIN, UNIQUE, Added, Batch, check_request_timeout
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
-from chasqui.drafts import DelayMsLike, due_of, retry_of
+from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
 from chasqui.errors import ClosedError
 from chasqui.keys import Keys, check_job_id, check_job_name
-from chasqui.plans import CHUNK_JOBS, PLAIN, UNIQUE, Added, Batch, Plans
+from chasqui.plans import Plans
 from chasqui.request import Plan
 
 T = TypeVar("T")
@@ -73,14 +73,14 @@ class Producer:
         if pool_size is not None and pool_size < 1:
             raise ValueError(f"pool_size must be positive, got {pool_size}")
         self.keys = Keys(queue_name)
-        self.plans = Plans(self.keys, check_max_stream_len(max_stream_len))
+        self.plans = Plans(self.keys, max_stream_len)
         self.max_delay_s = check_max_delay(max_delay_secs)
         self.connection = Connection(
             Endpoint.parse(redis_url, tls=tls),
             key=self.keys.stream,
             client_name="chasqui-producer",
             credential_provider=credential_provider,
-            request_timeout_s=request_timeout_s,
+            request_timeout_s=check_request_timeout(request_timeout_s),
         )
         self._turn: Turn | None = None
 
@@ -94,7 +94,7 @@ class Producer:
         return self.keys.dlq.decode()
 
     def producer_id(self) -> str:
-        return self.plans.producer_id
+        return self.plans.numbering.producer_id
 
     @property
     def is_closed(self) -> bool:
@@ -132,38 +132,46 @@ class Producer:
             if not isinstance(entry, tuple) or len(entry) != 2:
                 raise ValueError(f"entries[{i}] must be a (str, bytes) tuple")
             names.append(check_job_name(entry[0]))
-            payloads.append(_payload(entry[1]))
+            payloads.append(_payload(entry[1], f"entries[{i}]"))
         return (await self.run(self.plans.add(Batch(payloads, names)))).ids
 
     async def add_in(self, delay_ms: int, payload: bytes) -> str:
         """Add one job that is due in `delay_ms`."""
-        return (await self._add([_payload(payload)], {}, delay_ms))[0]
+        return (await self._add([_payload(payload)], {}, self._due_in(delay_ms)))[0]
 
     async def add_in_with_options(
         self, delay_ms: int, payload: bytes, opts: Mapping[str, Any]
     ) -> str:
-        return (await self._add([_payload(payload)], opts, delay_ms))[0]
+        return (await self._add([_payload(payload)], opts, self._due_in(delay_ms)))[0]
 
     async def add_in_bulk(self, delay_ms: int, payloads: list[bytes]) -> list[str]:
-        return await self._add(_payloads(payloads), {}, delay_ms)
+        return await self._add(_payloads(payloads), {}, self._due_in(delay_ms))
 
     async def add_at(self, when_ms: int, payload: bytes) -> str:
         """Add one job that is due at `when_ms`, in unix milliseconds."""
-        return (await self._add([_payload(payload)], {}, _datetime(when_ms)))[0]
+        return (await self._add([_payload(payload)], {}, self._due_at(when_ms)))[0]
 
     async def add_at_with_options(
         self, when_ms: int, payload: bytes, opts: Mapping[str, Any]
     ) -> str:
-        return (await self._add([_payload(payload)], opts, _datetime(when_ms)))[0]
+        return (await self._add([_payload(payload)], opts, self._due_at(when_ms)))[0]
+
+    def _due_in(self, delay_ms: int) -> tuple[int, int]:
+        return due_of(_uint("delay_ms", delay_ms), None, self.max_delay_s)
+
+    def _due_at(self, when_ms: int) -> tuple[int, int]:
+        return due_at(_uint("when_ms", when_ms), self.max_delay_s)
 
     async def _add(
-        self, payloads: list[bytes], opts: Mapping[str, Any], delay_ms: DelayMsLike | None = None
+        self, payloads: list[bytes], opts: Mapping[str, Any], due: tuple[int, int] = (0, 0)
     ) -> list[str]:
         if not isinstance(opts, Mapping):
             raise TypeError(f"opts must be a dict, got {type(opts).__name__}")
         retry = opts.get("retry") or {}
+        if not isinstance(retry, Mapping):
+            raise TypeError(f"opts.retry must be a dict, got {type(retry).__name__}")
         encoded = retry_of(retry.get("max_attempts"), retry.get("backoff"))
-        kind, due = due_of(delay_ms, None, self.max_delay_s)
+        kind, due_ms = due
         ids: list[str | None] | None = None
         count = len(payloads)
         if (job_id := opts.get("id")) is not None:
@@ -176,7 +184,7 @@ class Producer:
             ids,
             None if encoded is None else [encoded] * count,
             [kind] * count if kind else None,
-            [due] * count if kind else None,
+            [due_ms] * count if kind else None,
         )
         return (await self.run(self.plans.add(batch))).ids
 
@@ -224,7 +232,7 @@ class Producer:
         now_ms = time.time_ns() // 1_000_000
         ids: list[str] = []
         try:
-            request = self.plans.chunk(batch, slice(0, count), PLAIN, now_ms, ids)
+            request = self.plans.numbering.chunk(batch, slice(0, count), PLAIN, now_ms, ids)
             turn.added = Added(ids, now_ms)
             self.connection.post(request, turn)
         except Exception as error:
@@ -239,7 +247,7 @@ class Producer:
         return (await self.cancel_delayed_bulk([job_id]))[0]
 
     async def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
-        return await self.run(self.plans.cancel(_ids(job_ids)))
+        return await self.run(self.plans.cancel(job_ids))
 
     async def peek_dlq(self, limit: int) -> list[dict[str, Any]]:
         return [entry.to_dict() for entry in await self.run(dlq.peek(self.keys, limit))]
@@ -249,42 +257,26 @@ class Producer:
 
     async def upsert_repeatable(self, spec: Mapping[str, Any]) -> str:
         """Write a repeat spec given as a dict; its key."""
-        return await self.run(repeatables.upsert(self.keys, repeatables.from_dict(spec)))
+        return await self.run(repeatables.upsert(self.plans, repeatables.from_dict(spec)))
 
     async def list_repeatable(self, limit: int) -> list[dict[str, Any]]:
         listed = await self.run(repeatables.listing(self.keys, limit))
         return [repeatables.to_dict(meta) for meta in listed]
 
     async def remove_repeatable_by_key(self, key: str) -> bool:
-        return await self.run(repeatables.remove(self.keys, key))
+        return await self.run(repeatables.remove(self.plans, key))
 
     async def get_result(self, job_id: str) -> bytes | None:
         """The stored return value of a job, encoded; None if there is none."""
         return (await self.get_result_bulk([job_id]))[0]
 
     async def get_result_bulk(self, job_ids: Sequence[str]) -> list[bytes | None]:
-        return await self.run(self.plans.results(_ids(job_ids)))
+        return await self.run(self.plans.stored_results(job_ids))
 
 
-def check_max_stream_len(value: int | None) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"max_stream_len must be a positive int or None, got {value!r}")
-    return value
-
-
-def check_max_delay(value: int | None) -> int:
-    if value is None:
-        return drafts.MAX_DELAY_S
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"max_delay_secs must be a non-negative int or None, got {value!r}")
-    return value
-
-
-def _payload(payload: object) -> bytes:
+def _payload(payload: object, what: str = "payload") -> bytes:
     if type(payload) is not bytes:
-        raise TypeError(f"payload must be bytes, got {type(payload).__name__}")
+        raise TypeError(f"{what} must be bytes, got {type(payload).__name__}")
     return payload
 
 
@@ -297,16 +289,9 @@ def _payloads(payloads: object) -> list[bytes]:
     return payloads
 
 
-def _ids(job_ids: Sequence[str]) -> Sequence[str]:
-    for i, job_id in enumerate(job_ids):
-        if not isinstance(job_id, str):
-            raise TypeError(f"job_ids[{i}] must be a str, got {type(job_id).__name__}")
-    return job_ids
-
-
-def _datetime(when_ms: object) -> datetime:
-    if isinstance(when_ms, bool) or not isinstance(when_ms, int):
-        raise TypeError(f"when_ms must be an int, got {type(when_ms).__name__}")
-    if when_ms < 0:
-        raise ValueError(f"when_ms must be non-negative; got {when_ms}")
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=when_ms)
+def _uint(what: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{what} must be non-negative; got {value}")
+    return value

@@ -2,59 +2,26 @@
 
 import asyncio
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from chasqui import dlq, drafts, payload, repeatables
+from chasqui import dlq, drafts, repeatables
+from chasqui.adding import Added, AddOptions, AddSettings, Batch, Durable, OnFull, full_waits_s
 from chasqui.config import CredentialProvider
 from chasqui.connection import REQUEST_TIMEOUT_S
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.errors import ClosedError, NotSupportedError, QueueFullError
+from chasqui.errors import ClosedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, check_job_id, check_queue_name
-from chasqui.plans import UNIQUE_FOR_S, Added, AddOptions, Batch
+from chasqui.plans import Counts as Counts
+from chasqui.plans import ResultWait
 from chasqui.producer import Producer
 from chasqui.request import Plan
 
 T = TypeVar("T")
-
-#: How often a full queue is tried again, at first and at most.
-_FULL_MIN_S, _FULL_MAX_S = 0.02, 0.5
-
-OnFull = Literal["raise", "wait"]
-Durable = Literal["disk", "replica"]
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How much of everything a queue holds, at one moment."""
-
-    waiting: int
-    pending: int
-    delayed: int
-    dlq: int
-    repeatables: int
-    #: How long the oldest job has been in the stream, waiting or running; 0 if there is none.
-    oldest_ms: int
-    is_paused: bool
-
-    @classmethod
-    def of(cls, numbers: list[int]) -> "Counts":
-        length, pending, delayed, dead, repeats, oldest_ms, paused = numbers
-        return cls(length - pending, pending, delayed, dead, repeats, oldest_ms, bool(paused))
-
-    def refuse_if_any(self, queue: str) -> None:
-        """Raise if the queue holds jobs that are still to run."""
-        if self.waiting or self.pending or self.delayed:
-            raise NotSupportedError(
-                f"queue {queue!r} holds {self.waiting} waiting, {self.pending} pending and "
-                f"{self.delayed} delayed jobs: obliterate(force=True) deletes them too"
-            )
 
 
 class Queue:
@@ -138,10 +105,9 @@ class Queue:
                 repeat=repeat,
                 attempts=attempts,
                 backoff=backoff,
-                job_id=job_id,
                 missed_fires=missed_fires,
             )
-        drafts.refuse_missed_fires(missed_fires)
+        drafts.refuse_useless(missed_fires, unique_for, job_id)
         batch = drafts.single(
             name,
             data,
@@ -156,11 +122,11 @@ class Queue:
         if batch.kinds is None and options.is_plain:
             self._check_open()
             retry = None if batch.retries is None else batch.retries[0]
-            new_id, created_at_ms = await self._producer.add_one(batch.payloads[0], name, retry)
+            new_id, created_at_ms = await self._producer.add_one(
+                batch.payloads[0], name or "", retry
+            )
             return Job(new_id, name, data, 0, created_at_ms, True, self)
-        added = await self._add(batch, options)
-        is_new = added.is_new is None or added.is_new[0]
-        return Job(added.ids[0], name, data, 0, added.created_at_ms, is_new, self)
+        return drafts.job_of(name, data, await self._add(batch, options), self)
 
     async def add_unique(
         self,
@@ -201,15 +167,15 @@ class Queue:
         return drafts.jobs_of(jobs, added, self)
 
     async def _add(self, batch: Batch, options: AddOptions) -> Added:
-        wait_s = _FULL_MIN_S
+        self._settings.check_fits(batch)
+        waits_s = full_waits_s()
         while True:
             try:
                 return await self._run(self._producer.plans.add(batch, options))
             except QueueFullError:
                 if self._settings.on_full == "raise":
                     raise
-                await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, _FULL_MAX_S)
+                await asyncio.sleep(next(waits_s))
 
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
 
@@ -219,8 +185,7 @@ class Queue:
 
     async def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
         """The same for many; per job whether there was one."""
-        self._check_open()
-        return await self._producer.cancel_delayed_bulk(job_ids)
+        return await self._run(self._producer.plans.cancel(job_ids))
 
     async def reschedule(
         self, job_id: str, *, delay_ms: DelayMsLike | None = None, delay: timedelta | None = None
@@ -233,7 +198,7 @@ class Queue:
     # ── The dead-letter queue ───────────────────────────────────────────────────────────────────
 
     async def peek_dlq(self, limit: int = 20) -> list[dict[str, Any]]:
-        """The oldest dead jobs, as dicts; `iter_dlq` gives more of each and goes on past any size."""
+        """The oldest dead jobs, as dicts; `iter_dlq` gives more of each, and all of them."""
         found = await self._run(dlq.peek(self._producer.keys, limit))
         return [job.to_dict() for job in found]
 
@@ -308,9 +273,11 @@ class Queue:
         backoff: BackoffLike | None = None,
         job_id: str | None = None,
         missed_fires: MissedFiresLike | None = None,
+        key: str | None = None,
     ) -> Job:
         """Write a repeat spec, or overwrite the one of the same key; the returned job's id is the
-        key: `job_id` if given, else made of name and pattern."""
+        key, made of name and pattern unless given. `job_id` changes nothing, as in chasquimq:
+        each fire has an id of its own."""
         spec = repeatables.spec_of(
             name,
             data,
@@ -320,10 +287,10 @@ class Queue:
             end_before_ms=end_before_ms,
             attempts=attempts,
             backoff=backoff,
-            key=job_id,
+            key=key,
             missed_fires=missed_fires,
         )
-        key = await self._run(repeatables.upsert(self._producer.keys, spec))
+        key = await self._run(repeatables.upsert(self._producer.plans, spec))
         return Job(key, name, data, 0, time.time_ns() // 1_000_000, True, self)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
@@ -332,7 +299,7 @@ class Queue:
 
     async def remove_repeatable_by_key(self, key: str) -> bool:
         """Forget a repeatable job; False if there was none."""
-        return await self._run(repeatables.remove(self._producer.keys, key))
+        return await self._run(repeatables.remove(self._producer.plans, key))
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
@@ -342,31 +309,21 @@ class Queue:
 
     async def get_job_result_bulk(self, ids: Sequence[str]) -> list[Any]:
         """The same for many, in one round trip."""
-        self._check_open()
-        values = await self._producer.get_result_bulk(ids)
-        return [None if value is None else payload.decode(value) for value in values]
+        return await self._run(self._producer.plans.results(ids))
 
-    async def wait_for_result(self, job_id: str, *, timeout: float, poll_interval: float) -> Any:
-        """What the job's handler returned, once it is stored; TimeoutError if that takes too long."""
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        has_warned = False
+    async def wait_for_result(
+        self,
+        job_id: str,
+        *,
+        timeout: float = 30.0,  # noqa: ASYNC109 (chasquimq's name)
+        poll_interval: float = 0.1,
+    ) -> Any:
+        """What the job's handler returned, once it is stored; TimeoutError after `timeout`."""
+        wait = ResultWait(job_id, timeout, poll_interval)
         while True:
-            (value,) = await self._producer.get_result_bulk([job_id])
-            if value is not None:
-                return payload.decode(value)
-            waited_s = loop.time() - started_s
-            if waited_s >= timeout:
-                raise TimeoutError(f"job {job_id} has no result after {timeout:g} s")
-            if waited_s > 1 and not has_warned:
-                has_warned = True
-                warnings.warn(
-                    "wait_for_result has been waiting for more than 1 s: does the worker have "
-                    "store_results=True, and does its handler return something?",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-            await asyncio.sleep(min(poll_interval, timeout - waited_s))
+            if (value := await self.get_job_result(job_id)) is not None:
+                return value
+            await asyncio.sleep(wait.next_s())
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 
@@ -387,11 +344,9 @@ class Queue:
     async def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted.
 
-        Without `force` it is refused while there are jobs, waiting, running or delayed.
+        Without `force` it is refused while there are jobs: waiting, running, delayed or dead.
         """
-        if not force:
-            (await self.counts()).refuse_if_any(self.name)
-        return await self._run(self._producer.plans.obliterate())
+        return await self._run(self._producer.plans.obliterate(DEFAULT_GROUP, force=force))
 
     async def _run(self, plan: Plan[T]) -> T:
         self._check_open()
@@ -400,39 +355,3 @@ class Queue:
     def _check_open(self) -> None:
         if self._producer.is_closed:
             raise ClosedError(f"queue {self.name!r} is closed")
-
-
-@dataclass(frozen=True, slots=True)
-class AddSettings:
-    """What a queue says about all its adds."""
-
-    max_backlog: int | None = None
-    on_full: OnFull = "raise"
-    durable: Durable | bool = False
-
-    def __post_init__(self) -> None:
-        limit = self.max_backlog
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
-        ):
-            raise ValueError(f"max_backlog must be a positive int or None, got {limit!r}")
-        if self.on_full not in ("raise", "wait"):
-            raise ValueError(f"on_full must be 'raise' or 'wait', got {self.on_full!r}")
-        if self.durable not in (True, False, "disk", "replica"):
-            raise ValueError(f"durable must be a bool, 'disk' or 'replica', got {self.durable!r}")
-
-    def options(self, unique_for: float | None) -> AddOptions:
-        """The same as options of one call."""
-        if unique_for is None:
-            if self.max_backlog is None and self.durable is False:
-                return _PLAIN
-            unique_for = UNIQUE_FOR_S
-        if isinstance(unique_for, bool) or not isinstance(unique_for, int | float):
-            raise TypeError(f"unique_for must be seconds, got {type(unique_for).__name__}")
-        if not 1 <= unique_for <= 10 * 365 * 86_400:
-            raise ValueError(f"unique_for must be at least 1 second, got {unique_for}")
-        durable = "disk" if self.durable is True else self.durable or None
-        return AddOptions(self.max_backlog, durable, int(unique_for))
-
-
-_PLAIN = AddOptions()

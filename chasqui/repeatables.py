@@ -1,13 +1,15 @@
-"""Repeat specs in Redis: written, listed, removed. When they fire, repeat.py knows. Plans, no I/O."""
+"""Repeat specs in Redis: written, listed, removed; repeat.py knows when they fire."""
 
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chasqui import payload, scripts
+from chasqui.adding import ANSWER_TTL_S
 from chasqui.drafts import BackoffLike, MissedFiresLike, RepeatLike, retry_of
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.keys import SPEC, Keys, check_job_name
+from chasqui.plans import Plans, check_limit
 from chasqui.repeat import RepeatSpec, RepeatSpecError
 from chasqui.request import Effect, Plan, commands
 
@@ -28,16 +30,15 @@ def spec_of(
     missed_fires: MissedFiresLike | None = None,
 ) -> RepeatSpec:
     """The spec that a caller describes, checked."""
-    policy = None if missed_fires is None else MissedFiresPolicy.parse(missed_fires)
     return RepeatSpec.make(
+        key=_key(key),
         job_name=check_job_name(name or ""),
         pattern=RepeatPattern.parse(repeat),
         payload=payload.encode(data),
-        key=key,
         limit=limit,
         start_after_ms=start_after_ms,
         end_before_ms=end_before_ms,
-        missed_fires=policy,
+        missed_fires=_policy(missed_fires),
         retry=retry_of(attempts, backoff),
     )
 
@@ -49,18 +50,27 @@ def from_dict(spec: Mapping[str, Any]) -> RepeatSpec:
             raise ValueError(f"spec.{name} is required")
     if type(spec["payload"]) is not bytes:
         raise TypeError(f"spec.payload must be bytes, got {type(spec['payload']).__name__}")
-    policy = spec.get("missed_fires")
     return RepeatSpec.make(
+        key=_key(spec.get("key")),
         job_name=check_job_name(spec["job_name"]),
         pattern=RepeatPattern.parse(spec["pattern"]),
         payload=spec["payload"],
-        key=spec.get("key") or None,
         limit=spec.get("limit"),
         start_after_ms=spec.get("start_after_ms"),
         end_before_ms=spec.get("end_before_ms"),
-        missed_fires=None if policy is None else MissedFiresPolicy.parse(policy),
-        retry=None,
+        missed_fires=_policy(spec.get("missed_fires")),
     )
+
+
+def _key(key: object) -> str:
+    """Empty stands for a key made of name and pattern."""
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"key must be a str, got {type(key).__name__}")
+    return key or ""
+
+
+def _policy(missed_fires: MissedFiresLike | None) -> MissedFiresPolicy | None:
+    return None if missed_fires is None else MissedFiresPolicy.parse(missed_fires)
 
 
 def to_dict(meta: RepeatableMeta) -> dict[str, Any]:
@@ -77,14 +87,15 @@ def to_dict(meta: RepeatableMeta) -> dict[str, Any]:
     }
 
 
-def upsert(keys: Keys, spec: RepeatSpec) -> Plan[str]:
+def upsert(plans: Plans, spec: RepeatSpec) -> Plan[str]:
     """Write a spec and its first fire, by the server's clock; its key."""
+    keys = plans.keys
     seconds, micros = yield commands(("TIME",), effect=Effect.READ)
     first_ms = spec.first_fire_ms(int(seconds) * 1000 + int(micros) // 1000)
     yield scripts.call(
         scripts.UPSERT_REPEAT,
-        [keys.repeat, keys.repeat_spec(spec.key)],
-        [first_ms, spec.key, spec.encode(), spec.retry or b""],
+        [keys.repeat, keys.repeat_spec(spec.key), plans.numbering.answer_key()],
+        [first_ms, spec.key, spec.encode(), spec.retry or b"", ANSWER_TTL_S],
         Effect.IDEMPOTENT,
     )
     return spec.key
@@ -92,7 +103,7 @@ def upsert(keys: Keys, spec: RepeatSpec) -> Plan[str]:
 
 def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
     """The specs that fire soonest. One that cannot be read is reported and left out."""
-    if limit < 1:
+    if check_limit(limit) == 0:
         return []
     reply = yield commands(("ZRANGE", keys.repeat, 0, limit - 1, "WITHSCORES"), effect=Effect.READ)
     scores = list(scored(reply))
@@ -128,12 +139,16 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
     return found
 
 
-def remove(keys: Keys, key: str) -> Plan[bool]:
+def remove(plans: Plans, key: str) -> Plan[bool]:
     """Forget a spec; False if there was none."""
+    keys = plans.keys
     if not isinstance(key, str):
         raise TypeError(f"key must be a str, got {type(key).__name__}")
     reply = yield scripts.call(
-        scripts.REMOVE_REPEAT, [keys.repeat, keys.repeat_spec(key)], [key], Effect.IDEMPOTENT
+        scripts.REMOVE_REPEAT,
+        [keys.repeat, keys.repeat_spec(key), plans.numbering.answer_key()],
+        [key, ANSWER_TTL_S],
+        Effect.IDEMPOTENT,
     )
     return bool(reply)
 

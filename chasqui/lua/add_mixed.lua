@@ -2,8 +2,9 @@
 -- KEYS  1 stream   2 delayed set   3 flags (what the chunk's first arrival answered)   4 wake list
 --       then per delayed job: didx; per unique job: unique, dlid
 -- ARGV  1 seconds to remember the flags   2 most entries to keep in the stream, or ''
---       3 most jobs that may wait, or ''   4 seconds that an id stays unique
---       5 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
+--       3 most jobs that may wait, or ''   4 seconds that the id of an immediate job stays unique
+--       5 the same for a delayed job, if that is more than an hour past its due time
+--       6 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
 --       then per job: envelope, name, due (ms; 0 if not delayed)
 -- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
 -- A new earliest job rings the wake list, which the promoter sleeps on.
@@ -12,11 +13,13 @@ if flags then
   redis.call('EXPIRE', KEYS[3], ARGV[1]) -- a write, so that a WAITAOF behind it waits for the add
   return flags
 end
-local stream, delayed, keep, kinds = KEYS[1], KEYS[2], ARGV[2], ARGV[5]
+local stream, delayed, keep, kinds = KEYS[1], KEYS[2], ARGV[2], ARGV[6]
 local jobs = #kinds
+-- Asked before anything is written, as is the delayed set: a key of another type must fail here.
+local depth = redis.call('XLEN', stream)
 if ARGV[3] ~= '' then
-  local depth = redis.call('XLEN', stream)
-  if depth + jobs > tonumber(ARGV[3]) then
+  local _, immediate = string.gsub(kinds, '[0246]', '')
+  if depth + immediate > tonumber(ARGV[3]) then
     return {depth}
   end
 end
@@ -29,7 +32,7 @@ local added = {}
 local key = 5
 for i = 1, jobs do
   local kind = string.byte(kinds, i) - 48
-  local at = 3 * i + 3
+  local at = 3 * i + 4
   local envelope, name, due = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local is_delayed, is_unique = kind % 2 == 1, math.floor(kind / 2) % 2 == 1
   if kind >= 4 then
@@ -54,7 +57,7 @@ for i = 1, jobs do
       redis.call('ZADD', delayed, string.format('%.0f', due), member)
       redis.call('SET', didx, member, 'EX', ttl)
       if is_unique then
-        redis.call('SET', dlid, '1', 'EX', ttl)
+        redis.call('SET', dlid, '1', 'EX', math.max(ttl, tonumber(ARGV[5])))
       end
       if not earliest or due < earliest then
         earliest, rings = due, true

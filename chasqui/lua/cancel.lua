@@ -1,15 +1,26 @@
--- cancel: take a delayed job back before it is due.
--- KEYS  1 delayed set   then per job: didx, dlid
+-- cancel: take delayed jobs back before they are due.
+-- KEYS  1 delayed set   2 answer (what the first arrival of this call answered)
+--       then per job: didx, dlid
+-- ARGV  1 seconds to remember the answer
 -- Returns per job '1' cancelled, '0' there was nothing to cancel. Where the member is gone already
 -- (promoted), the marker stays: the job runs, and its id is taken.
-local answers = {}
-for i = 2, #KEYS, 2 do
+local known = redis.call('GET', KEYS[2])
+if known then
+  return known
+end
+local answers, some = {}, false
+for i = 3, #KEYS, 2 do
   local member = redis.call('GET', KEYS[i])
   if member and redis.call('ZREM', KEYS[1], member) == 1 then
     redis.call('DEL', KEYS[i], KEYS[i + 1])
     answers[#answers + 1] = '1'
+    some = true
   else
     answers[#answers + 1] = '0'
   end
 end
-return table.concat(answers)
+local answer = table.concat(answers)
+if some then
+  redis.call('SET', KEYS[2], answer, 'EX', ARGV[1])
+end
+return answer

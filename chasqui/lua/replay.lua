@@ -1,11 +1,15 @@
 -- replay: move dead-lettered jobs back into the stream.
--- KEYS  1 dead-letter stream   2 stream
--- ARGV  1 most entries to keep in the stream, or ''   then per job: id in the dead-letter stream,
---       envelope with attempt 0, name
+-- KEYS  1 dead-letter stream   2 stream   3 answer (what the first arrival of this call answered)
+-- ARGV  1 most entries to keep in the stream, or ''   2 seconds to remember the answer
+--       then per job: id in the dead-letter stream, envelope with attempt 0, name
 -- Returns how many were moved. The copy is made first; only who then removes the original keeps it,
 -- so two replays at once never double a job and none is lost between two keys.
+local known = redis.call('GET', KEYS[3])
+if known then
+  return tonumber(known)
+end
 local moved = 0
-for i = 2, #ARGV, 3 do
+for i = 3, #ARGV, 3 do
   if #redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i]) == 1 then
     local fields = {KEYS[2], '*', 'd', ARGV[i + 1]}
     if ARGV[1] ~= '' then
@@ -19,5 +23,8 @@ for i = 2, #ARGV, 3 do
     redis.call('XDEL', KEYS[1], ARGV[i])
     moved = moved + 1
   end
+end
+if moved > 0 then
+  redis.call('SET', KEYS[3], moved, 'EX', ARGV[2])
 end
 return moved

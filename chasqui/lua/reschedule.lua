@@ -15,7 +15,9 @@ end
 redis.call('ZADD', KEYS[1], string.format('%.0f', due), member)
 local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600
 redis.call('EXPIRE', KEYS[2], ttl)
-redis.call('EXPIRE', KEYS[3], ttl)
+if redis.call('TTL', KEYS[3]) < ttl then -- its id may have been asked to stay unique for longer
+  redis.call('EXPIRE', KEYS[3], ttl)
+end
 if redis.call('ZRANGE', KEYS[1], 0, 0)[1] == member and redis.call('EXISTS', KEYS[4]) == 0 then
   redis.call('LPUSH', KEYS[4], '1')
   redis.call('EXPIRE', KEYS[4], 60)

@@ -1,7 +1,12 @@
 -- upsert_repeat: write a repeat spec and its next fire time.
--- KEYS  1 repeat set   2 spec hash
+-- KEYS  1 repeat set   2 spec hash   3 answer (there once this call was carried out)
 -- ARGV  1 next fire (ms)   2 spec key   3 spec   4 our own options for each fire, or ''
--- Returns 1. The count of fires so far is kept, as chasquimq keeps it.
+--       5 seconds to remember the call
+-- Returns 1. The count of fires so far is kept, as chasquimq keeps it. A repeat of the call changes
+-- nothing: the spec may have fired since, and must not be put back.
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  return 1
+end
 redis.call('HSET', KEYS[2], 'spec', ARGV[3])
 if ARGV[4] == '' then
   redis.call('HDEL', KEYS[2], 'retry')
@@ -9,4 +14,5 @@ else
   redis.call('HSET', KEYS[2], 'retry', ARGV[4])
 end
 redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])
+redis.call('SET', KEYS[3], 1, 'EX', ARGV[5])
 return 1

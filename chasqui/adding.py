@@ -1,0 +1,355 @@
+"""How jobs leave a producer: as numbered chunks, each applied once however often it is sent.
+
+A chunk that is sent again after a lost reply is known by its number, so a retry never doubles a job
+and a caller is told what the first arrival did. Nothing is sent from here.
+"""
+
+import itertools
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from chasqui import scripts
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import evalsha_jobs
+from chasqui._core.reply import ReplyError
+from chasqui._core.ulid import UlidFactory
+from chasqui.errors import OutcomeUnknownError
+from chasqui.keys import Keys
+from chasqui.request import Effect, Request, commands
+from chasqui.server import exception_for
+
+OnFull: TypeAlias = Literal["raise", "wait"]
+Durable: TypeAlias = Literal["disk", "replica"]
+
+#: Jobs in one script: long enough to be cheap, short enough not to hold the server up.
+CHUNK_JOBS: Final = 250
+CHUNK_BYTES: Final = 1 << 20
+#: Chunks that one bitmap keeps track of: a key of at most a kilobyte.
+PAGE_BITS: Final = 8192
+#: How long a chunk is remembered after the last one of its page.
+APPLIED_TTL_S: Final = 3600
+#: How long the answer to a call is kept for a repeat of it; a key each, so not for longer.
+ANSWER_TTL_S: Final = 600
+#: Nothing is sent again after this, so no repeat can come after its answer was forgotten.
+MAX_REQUEST_TIMEOUT_S: Final = ANSWER_TTL_S / 2
+#: How long the id of an immediate job stays unique, unless the caller says otherwise.
+UNIQUE_FOR_S: Final = 86_400
+_MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
+#: How long the disk or the replica may take to confirm.
+DURABLE_WAIT_MS: Final = 10_000
+
+DELAYED, UNIQUE, RELATIVE = 1, 2, 4
+
+#: One for the process: ids of all producers rise together.
+ulids = UlidFactory()
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs to add, as columns. `kinds` and `dues` are None while no job has an option that needs
+    them: then the whole batch goes the short way."""
+
+    payloads: list[bytes]
+    names: str | list[str]
+    ids: list[str | None] | None = None
+    retries: list[bytes | None] | None = None
+    kinds: list[int] | None = None  # DELAYED + UNIQUE + RELATIVE, per job
+    dues: list[int] | None = None  # ms; since 1970, or from now if RELATIVE
+
+    def draw_delayed_ids(self, now_ms: int) -> None:
+        """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
+        if self.kinds is None:
+            return
+        ids = self.ids if self.ids is not None else [None] * len(self.payloads)
+        self.ids = [
+            ulids.next(now_ms) if job_id is None and kind & DELAYED else job_id
+            for job_id, kind in zip(ids, self.kinds, strict=True)
+        ]
+
+    def slices(self) -> Iterator[slice]:
+        """The batch cut into chunks."""
+        payloads = self.payloads
+        total = len(payloads)
+        if total <= CHUNK_JOBS and sum(map(len, payloads)) <= CHUNK_BYTES:
+            yield slice(0, total)
+            return
+        start = size = 0
+        for i, payload in enumerate(payloads):
+            if i > start and (i - start == CHUNK_JOBS or size + len(payload) > CHUNK_BYTES):
+                yield slice(start, i)
+                start, size = i, 0
+            size += len(payload)
+        yield slice(start, total)
+
+    def immediate(self, part: slice | None = None) -> int:
+        """How many of its jobs go straight into the stream."""
+        part = part or slice(0, len(self.payloads))
+        if self.kinds is None:
+            return int(part.stop - part.start)
+        return sum(not kind & DELAYED for kind in self.kinds[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The outcome of an add: per job its id, and whether it was new."""
+
+    ids: list[str]
+    created_at_ms: int
+    #: None: all were.
+    is_new: list[bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """What a call says about all its jobs."""
+
+    max_backlog: int | None = None
+    #: Wait until the add is on the server's disk or on a replica.
+    durable: Durable | None = None
+    #: None: UNIQUE_FOR_S, and for a delayed job an hour past its due time.
+    unique_for_s: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True where a job without options of its own may share a chunk with others."""
+        return self.max_backlog is None and self.durable is None
+
+
+PLAIN: Final = AddOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class AddSettings:
+    """What a queue says about all its adds."""
+
+    max_backlog: int | None = None
+    on_full: OnFull = "raise"
+    durable: Durable | bool = False
+
+    def __post_init__(self) -> None:
+        limit = self.max_backlog
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+        ):
+            raise ValueError(f"max_backlog must be a positive int or None, got {limit!r}")
+        if self.on_full not in ("raise", "wait"):
+            raise ValueError(f"on_full must be 'raise' or 'wait', got {self.on_full!r}")
+        if not isinstance(self.durable, bool) and self.durable not in ("disk", "replica"):
+            raise ValueError(f"durable must be a bool, 'disk' or 'replica', got {self.durable!r}")
+
+    def options(self, unique_for: float | None) -> AddOptions:
+        """The same as options of one call."""
+        if unique_for is None:
+            if self.max_backlog is None and self.durable is False:
+                return PLAIN
+            unique_for_s = None
+        else:
+            if isinstance(unique_for, bool) or not isinstance(unique_for, int | float):
+                raise TypeError(f"unique_for must be seconds, got {type(unique_for).__name__}")
+            if not 1 <= unique_for <= _MAX_UNIQUE_FOR_S:
+                raise ValueError(
+                    f"unique_for must be from 1 to {_MAX_UNIQUE_FOR_S} seconds, got {unique_for}"
+                )
+            unique_for_s = int(unique_for)
+        durable: Durable | None = "disk" if self.durable is True else self.durable or None
+        return AddOptions(self.max_backlog, durable, unique_for_s)
+
+    def check_fits(self, batch: Batch) -> None:
+        """Refuse to wait for room that can never be."""
+        if self.on_full == "wait" and batch.immediate() > (self.max_backlog or 0):
+            raise ValueError(
+                f"{batch.immediate()} jobs at once never fit into max_backlog={self.max_backlog}"
+            )
+
+
+def full_waits_s() -> Iterator[float]:
+    """How long to wait each time that a queue was found full."""
+    wait_s = 0.02
+    while True:
+        yield wait_s
+        wait_s = min(wait_s * 2, 0.5)
+
+
+def check_request_timeout(value: float) -> float:
+    """How long a request may take: not so long that the server forgets it was here before."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"request_timeout_s must be seconds, got {type(value).__name__}")
+    if not 0 < value <= MAX_REQUEST_TIMEOUT_S:
+        raise ValueError(
+            f"request_timeout_s must be above 0 and at most {MAX_REQUEST_TIMEOUT_S:g}, got {value}"
+        )
+    return value
+
+
+class Numbering:
+    """What one producer sends to one queue, numbered and encoded. Any thread may call it.
+
+    A forked child is a producer of its own: with its parent's numbers it would be taken for a
+    repeat, and its jobs for added ones.
+    """
+
+    def __init__(self, keys: Keys, maxlen: int | str) -> None:
+        self._keys = keys
+        self._maxlen = maxlen
+        self._own = (0, "", itertools.count())
+        # Buffers that nobody uses right now: a working one is not among them.
+        self._buffers: list[CommandBuffer] = []
+
+    @property
+    def producer_id(self) -> str:
+        return self._identity()[1]
+
+    def answer_key(self) -> bytes:
+        """Where the answer to one call is kept for its repeats."""
+        _, producer_id, numbers = self._identity()
+        return self._keys.flags(producer_id, next(numbers))
+
+    def chunk(
+        self,
+        batch: Batch,
+        part: slice,
+        options: AddOptions,
+        now_ms: int,
+        ids: list[str],
+        limit: int | None = None,
+    ) -> Request:
+        """One script call for one slice of the batch; appends the ids of its jobs.
+
+        `limit` is the backlog beyond which the server refuses it.
+        """
+        keys = self._keys
+        _, producer_id, numbers = self._identity()
+        number = next(numbers)
+        full: int | str = "" if limit is None else limit
+        payloads, names = batch.payloads, batch.names
+        part_ids = None if batch.ids is None else batch.ids[part]
+        retries = None if batch.retries is None else batch.retries[part]
+        if part.stop - part.start != len(payloads):
+            payloads = payloads[part]
+            names = names if isinstance(names, str) else names[part]
+        if batch.kinds is None:
+            page, bit = divmod(number, PAGE_BITS)
+            script, due_ms = scripts.ADD, None
+            script_keys = [keys.stream, keys.applied(producer_id, page)]
+            arguments: list[Any] = [bit, APPLIED_TTL_S, self._maxlen, full]
+        else:
+            assert batch.dues is not None
+            assert part_ids is not None
+            kinds, due_ms = batch.kinds[part], batch.dues[part]
+            script = scripts.ADD_MIXED
+            script_keys = [
+                keys.stream,
+                keys.delayed,
+                keys.flags(producer_id, number),
+                keys.wake,
+                *_job_keys(keys, kinds, part_ids),
+            ]
+            arguments = [
+                ANSWER_TTL_S,
+                self._maxlen,
+                full,
+                options.unique_for_s or UNIQUE_FOR_S,
+                options.unique_for_s or 0,
+                "".join(map(str, kinds)),
+            ]
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = CommandBuffer()
+        ids += evalsha_jobs(
+            buffer,
+            script.sha,
+            script_keys,
+            arguments,
+            ulids,
+            now_ms,
+            payloads,
+            names,
+            part_ids,
+            retries,
+            due_ms,
+        )
+        request = Request(bytes(buffer), Effect.IDEMPOTENT, script=script)
+        buffer.clear()
+        self._buffers.append(buffer)
+        return request
+
+    def _identity(self) -> tuple[int, str, "itertools.count[int]"]:
+        own = self._own
+        if own[0] != os.getpid():
+            own = self._own = (os.getpid(), str(uuid.uuid4()), itertools.count())
+        return own
+
+
+def _job_keys(keys: Keys, kinds: list[int], ids: list[str | None]) -> Iterator[bytes]:
+    """The keys of each job's own, in the order in which the script takes them."""
+    for kind, job_id in zip(kinds, ids, strict=True):
+        if kind & DELAYED:
+            assert job_id is not None
+            yield keys.didx(job_id)
+        if kind & UNIQUE:
+            assert job_id is not None
+            yield keys.unique(job_id)
+            yield keys.dlid(job_id)
+
+
+def check_all(replies: list[Any], *, had_some: bool) -> None:
+    """Raise what went wrong with a batch of several chunks.
+
+    If the server refused all of them, nothing was added and its refusal is raised. Otherwise some
+    may be in, and the caller must be told so.
+    """
+    failures = [reply for reply in replies if isinstance(reply, BaseException)]
+    if not failures:
+        return
+    first = failures[0]
+    if not isinstance(first, Exception):
+        raise first
+    was_refused = all(not isinstance(failure, OutcomeUnknownError) for failure in failures)
+    if was_refused and len(failures) == len(replies) and not had_some:
+        raise first
+    raise OutcomeUnknownError(
+        f"{len(failures)} of {len(replies)} chunks of the batch failed ({first}): "
+        "some of its jobs may have been added"
+    ) from first
+
+
+def durable_words(durable: str, wait_ms: int) -> tuple[str | int, ...]:
+    """The command that waits for the disk or a replica."""
+    return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
+
+
+def until_durable(request: Request, options: AddOptions) -> Request:
+    """The request with the wait behind it, in one frame: it waits for what this link wrote, so
+    both must go over the same one. A chunk that is found applied writes too, for that reason."""
+    if options.durable is not None:
+        # By its source: were the script unknown, the wait behind it would be for nothing.
+        request.send_source()
+        wait = commands(durable_words(options.durable, DURABLE_WAIT_MS), effect=Effect.READ)
+        request.frame += wait.frame
+        request.count += 1
+        request.raises = False
+        request.timeout_s = DURABLE_WAIT_MS / 1000 + 10
+    return request
+
+
+def confirmed(reply: Any, options: AddOptions) -> Any:
+    """The chunk's own reply; OutcomeUnknownError if the wait behind it was in vain."""
+    if options.durable is None or isinstance(reply, BaseException):
+        return reply
+    chunk_reply, answer = reply
+    if isinstance(chunk_reply, ReplyError):
+        raise exception_for(chunk_reply)
+    if isinstance(chunk_reply, list):
+        return chunk_reply
+    if isinstance(answer, ReplyError):
+        raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {answer}")
+    if (answer[0] if options.durable == "disk" else answer) < 1:
+        raise OutcomeUnknownError(
+            f"the jobs were added, but no {options.durable} confirmed them within "
+            f"{DURABLE_WAIT_MS} ms"
+        )
+    return chunk_reply

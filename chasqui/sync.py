@@ -1,0 +1,357 @@
+"""The same queue without an event loop: for scripts, threads, web workers, forked children.
+
+Nothing runs between two calls, no thread and no loop; see blocking.py for what a call does.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from chasqui import dlq, drafts, repeatables
+from chasqui.adding import (
+    Added,
+    AddOptions,
+    AddSettings,
+    Batch,
+    Durable,
+    OnFull,
+    check_request_timeout,
+    full_waits_s,
+)
+from chasqui.blocking import BlockingConnection
+from chasqui.config import AnyCredentialProvider, Endpoint
+from chasqui.dlq import DeadJob, Selection
+from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.errors import ClosedError, QueueFullError
+from chasqui.job import Job, RepeatableMeta
+from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
+from chasqui.plans import Counts, Plans, ResultWait
+from chasqui.policy import REQUEST_TIMEOUT_S
+from chasqui.request import Plan
+
+T = TypeVar("T")
+
+
+class Queue:
+    """Adds jobs to a named queue and looks after them: `chasqui.Queue`, without `await`.
+
+    Any number of threads may share one. After a fork, parent and child have a connection each.
+    `credential_provider` may be a plain function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        redis_url: str | None = None,
+        tls: bool = False,
+        max_stream_len: int | None = None,
+        max_delay_secs: int | None = None,
+        credential_provider: AnyCredentialProvider | None = None,
+        max_backlog: int | None = None,
+        on_full: OnFull = "raise",
+        durable: Durable | bool = False,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        keys = Keys(name)
+        self.name = name
+        self._settings = AddSettings(max_backlog, on_full, durable)
+        self._plans = Plans(keys, max_stream_len)
+        self._max_delay_s = drafts.check_max_delay(max_delay_secs)
+        self._connection = BlockingConnection(
+            Endpoint.parse(redis_url, tls=tls),
+            key=keys.stream,
+            client_name="chasqui-producer",
+            credential_provider=credential_provider,
+            request_timeout_s=check_request_timeout(request_timeout_s),
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.is_closed
+
+    def close(self) -> None:
+        """Close the connection. A second call does nothing."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, {self._connection.endpoint})"
+
+    # ── Adding ──────────────────────────────────────────────────────────────────────────────────
+
+    def add(
+        self,
+        name: str,
+        data: Any,
+        *,
+        delay_ms: DelayMsLike | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: BackoffLike | None = None,
+        job_id: str | None = None,
+        repeat: RepeatLike | None = None,
+        missed_fires: MissedFiresLike | None = None,
+        unique_for: float | None = None,
+    ) -> Job:
+        """Add one job. With a `job_id` that another job had within `unique_for` seconds (a day
+        unless told otherwise) nothing is added, and the returned job's `is_new` is False."""
+        if repeat is not None:
+            return self.upsert_repeatable_job(
+                name,
+                data,
+                repeat=repeat,
+                attempts=attempts,
+                backoff=backoff,
+                missed_fires=missed_fires,
+            )
+        drafts.refuse_useless(missed_fires, unique_for, job_id)
+        batch = drafts.single(
+            name,
+            data,
+            delay_ms=delay_ms,
+            delay=delay,
+            attempts=attempts,
+            backoff=backoff,
+            job_id=job_id,
+            max_delay_s=self._max_delay_s,
+        )
+        options = self._settings.options(unique_for)
+        return drafts.job_of(name, data, self._add(batch, options), None)
+
+    def add_unique(
+        self,
+        name: str,
+        data: Any,
+        *,
+        job_id: str,
+        delay_ms: DelayMsLike | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: BackoffLike | None = None,
+        repeat: RepeatLike | None = None,
+        unique_for: float | None = None,
+    ) -> Job:
+        """Add one job unless its id is taken, exactly, across processes: see `add`."""
+        check_job_id(job_id)
+        return self.add(
+            name,
+            data,
+            delay_ms=delay_ms,
+            delay=delay,
+            attempts=attempts,
+            backoff=backoff,
+            job_id=job_id,
+            repeat=repeat,
+            unique_for=unique_for,
+        )
+
+    def add_bulk(
+        self, jobs: Sequence[JobEntry | Mapping[str, Any]], *, unique_for: float | None = None
+    ) -> list[Job]:
+        """Add many jobs in one pipeline; each entry has `name`, `data` and any option of `add`.
+
+        One bad entry and nothing is sent; the error names its index.
+        """
+        batch = drafts.bulk(jobs, self._max_delay_s)
+        added = self._add(batch, self._settings.options(unique_for))
+        return drafts.jobs_of(jobs, added, None)
+
+    def _add(self, batch: Batch, options: AddOptions) -> Added:
+        self._settings.check_fits(batch)
+        waits_s = full_waits_s()
+        while True:
+            try:
+                return self._run(self._plans.add(batch, options))
+            except QueueFullError:
+                if self._settings.on_full == "raise":
+                    raise
+                time.sleep(next(waits_s))
+
+    # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
+
+    def cancel_delayed(self, job_id: str) -> bool:
+        """Take a delayed job back before it is due; False if there was none."""
+        return (self.cancel_delayed_bulk([job_id]))[0]
+
+    def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
+        """The same for many; per job whether there was one."""
+        return self._run(self._plans.cancel(job_ids))
+
+    def reschedule(
+        self, job_id: str, *, delay_ms: DelayMsLike | None = None, delay: timedelta | None = None
+    ) -> bool:
+        """Give a delayed job another due time; False if it is not delayed any more."""
+        due_ms, is_relative = drafts.new_due(delay_ms, delay, self._max_delay_s)
+        plan = self._plans.reschedule(job_id, due_ms, is_relative=is_relative)
+        return self._run(plan)
+
+    # ── The dead-letter queue ───────────────────────────────────────────────────────────────────
+
+    def peek_dlq(self, limit: int = 20) -> list[dict[str, Any]]:
+        """The oldest dead jobs, as dicts; `iter_dlq` gives more of each, and all of them."""
+        found = self._run(dlq.peek(self._plans.keys, limit))
+        return [job.to_dict() for job in found]
+
+    def iter_dlq(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        name: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        where: Callable[[DeadJob], bool] | None = None,
+    ) -> Iterator[DeadJob]:
+        """Every dead job that is meant, oldest first, page by page."""
+        selection = Selection(ids, name, reason, since, until, where)
+        after: str | None = None
+        while True:
+            page, after = self._run(dlq.read_page(self._plans.keys, selection, after))
+            for job, _ in page:
+                if selection.takes(job):
+                    yield job
+            if after is None:
+                return
+
+    def replay_dlq(
+        self,
+        limit: int = 100,
+        *,
+        ids: Sequence[str] | None = None,
+        name: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        where: Callable[[DeadJob], bool] | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Run dead jobs again, oldest first, with their attempts reset; how many were moved.
+
+        Only those that meet every condition given; with `dry_run` they are counted, not moved.
+        """
+        selection = Selection(ids, name, reason, since, until, where)
+        return self._run(dlq.replay(self._plans, limit, selection, dry_run=dry_run))
+
+    def delete_dlq(
+        self,
+        limit: int = 100,
+        *,
+        ids: Sequence[str] | None = None,
+        name: str | None = None,
+        reason: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        where: Callable[[DeadJob], bool] | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Delete dead jobs for good, oldest first; how many."""
+        selection = Selection(ids, name, reason, since, until, where)
+        return self._run(dlq.delete(self._plans.keys, limit, selection, dry_run=dry_run))
+
+    # ── Repeatable jobs ─────────────────────────────────────────────────────────────────────────
+
+    def upsert_repeatable_job(
+        self,
+        name: str,
+        data: Any,
+        *,
+        repeat: RepeatLike,
+        limit: int | None = None,
+        start_after_ms: int | None = None,
+        end_before_ms: int | None = None,
+        attempts: int | None = None,
+        backoff: BackoffLike | None = None,
+        job_id: str | None = None,
+        missed_fires: MissedFiresLike | None = None,
+        key: str | None = None,
+    ) -> Job:
+        """Write a repeat spec, or overwrite the one of the same key; the returned job's id is the
+        key, made of name and pattern unless given. `job_id` changes nothing, as in chasquimq:
+        each fire has an id of its own."""
+        spec = repeatables.spec_of(
+            name,
+            data,
+            repeat=repeat,
+            limit=limit,
+            start_after_ms=start_after_ms,
+            end_before_ms=end_before_ms,
+            attempts=attempts,
+            backoff=backoff,
+            key=key,
+            missed_fires=missed_fires,
+        )
+        key = self._run(repeatables.upsert(self._plans, spec))
+        return Job(key, name, data, 0, time.time_ns() // 1_000_000)
+
+    def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
+        """The repeatable jobs, soonest fire first."""
+        return self._run(repeatables.listing(self._plans.keys, limit))
+
+    def remove_repeatable_by_key(self, key: str) -> bool:
+        """Forget a repeatable job; False if there was none."""
+        return self._run(repeatables.remove(self._plans, key))
+
+    # ── Results ─────────────────────────────────────────────────────────────────────────────────
+
+    def get_job_result(self, job_id: str) -> Any:
+        """What the job's handler returned; None if nothing is stored."""
+        return (self.get_job_result_bulk([job_id]))[0]
+
+    def get_job_result_bulk(self, ids: Sequence[str]) -> list[Any]:
+        """The same for many, in one round trip."""
+        return self._run(self._plans.results(ids))
+
+    def wait_for_result(
+        self,
+        job_id: str,
+        *,
+        timeout: float = 30.0,
+        poll_interval: float = 0.1,
+    ) -> Any:
+        """What the job's handler returned, once it is stored; TimeoutError after `timeout`."""
+        wait = ResultWait(job_id, timeout, poll_interval)
+        while True:
+            if (value := self.get_job_result(job_id)) is not None:
+                return value
+            time.sleep(wait.next_s())
+
+    # ── The queue as a whole ────────────────────────────────────────────────────────────────────
+
+    def counts(self, group: str = DEFAULT_GROUP) -> Counts:
+        """How many jobs wait, run, are delayed or dead, in one round trip."""
+        return Counts.of(self._run(self._plans.counts(group)))
+
+    def pause(self) -> None:
+        """Let workers read nothing new, until `resume`; what they have, they finish."""
+        self._run(self._plans.pause())
+
+    def resume(self) -> None:
+        self._run(self._plans.resume())
+
+    def is_paused(self) -> bool:
+        return self._run(self._plans.is_paused())
+
+    def obliterate(self, *, force: bool = False) -> int:
+        """Delete the queue with all it holds; the number of keys deleted.
+
+        Without `force` it is refused while there are jobs: waiting, running, delayed or dead.
+        """
+        return self._run(self._plans.obliterate(DEFAULT_GROUP, force=force))
+
+    def _run(self, plan: Plan[T]) -> T:
+        if self._connection.is_closed:
+            raise ClosedError(f"queue {self.name!r} is closed")
+        return self._connection.run(plan)
