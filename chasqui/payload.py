@@ -1,8 +1,9 @@
 """User data to bytes and back: msgpack, and only what comes back equal to what went in.
 
-That is None, bool, int of 64 bits, float, str, bytes, list, and dict, nested up to `MAX_DEPTH`.
-A tuple would come back as a list, a datetime not at all: they are refused where the job is
-added, with the place inside the value, and not where a worker trips over them.
+That is None, bool, int of 64 bits, float, str, bytes, list, and dict, nested up to `MAX_DEPTH`, and
+subclasses of these (StrEnum, defaultdict), which come back as the type they are made of. A tuple
+would come back as a list, a datetime not at all: they are refused where the job is added, with the
+place inside the value, and not where a worker trips over them.
 
 A good value costs two C calls. Only a refused one is walked in Python, to say what is wrong.
 """
@@ -12,7 +13,7 @@ import datetime
 import decimal
 import enum
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
@@ -47,7 +48,7 @@ def encode(
     try:
         packer = _idle.pop()
     except IndexError:
-        packer = msgpack.Packer(use_bin_type=True, strict_types=True)
+        packer = msgpack.Packer(use_bin_type=True, strict_types=True, default=_plain)
     try:
         data: bytes = packer.pack(value)
         if len(data) > max_bytes:
@@ -77,6 +78,25 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
         raise PayloadError(f"the payload does not decode: {error}") from None
 
 
+#: The types that a subclass may stand for, and how to get there whatever it overrides.
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (dict, dict),
+    (list, list),
+    (bytes, bytes),
+)
+
+
+def _plain(value: object) -> Any:
+    """What msgpack is given instead of an instance of a subclass."""
+    for base, make in _BASES:
+        if isinstance(value, base):
+            return make(value)
+    raise TypeError
+
+
 # Why a value was refused
 
 _KEPT = (type(None), bool, float, bytes, bytearray, memoryview)
@@ -90,18 +110,13 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (msgpack.ExtType, "its .data"),
     (tuple, "list() of it, which is what the handler would get"),
     ((set, frozenset), "sorted() or list() of it"),
-    (str, "str() of it"),
-    (int, "int() of it"),
-    (float, "float() of it"),
-    (list, "list() of it"),
-    (dict, "dict() of it"),
 )
 
 
 def _refusal(value: object, root: str) -> Exception | None:
     """The error for the first thing inside the value that cannot be encoded."""
     for path, inner, depth in _walk(value):
-        kind = type(inner)
+        kind = _kind(inner)
         if kind is dict or kind is list:
             if depth > MAX_DEPTH:
                 return PayloadError(
@@ -129,15 +144,23 @@ def _refusal(value: object, root: str) -> Exception | None:
     return None
 
 
+def _kind(value: object) -> type:
+    """The type that a value is encoded as; its own where that is none of ours."""
+    kind = type(value)
+    if kind in _KEPT:
+        return kind
+    return next((base for base, _ in _BASES if isinstance(value, base)), kind)
+
+
 def _walk(value: object) -> Iterator[tuple[_Path, Any, int]]:
     """Each value inside the value, parents first, in order; its depth counts itself."""
     waiting: list[tuple[_Path, Any, int]] = [(None, value, 1)]
     while waiting:
         path, inner, depth = waiting.pop()
         yield path, inner, depth
-        if type(inner) is dict:
+        if isinstance(inner, dict):
             held: Any = inner.items()
-        elif type(inner) is list:
+        elif isinstance(inner, list):
             held = enumerate(inner)
         else:
             continue
@@ -146,12 +169,12 @@ def _walk(value: object) -> Iterator[tuple[_Path, Any, int]]:
 
 def _key_refusal(holder: dict[Any, Any], root: str, path: _Path) -> Exception | None:
     for key in holder:
-        if type(key) is not str and type(key) is not bytes:
+        if not isinstance(key, str | bytes):
             return TypeError(
                 f"{_place(root, path)} has a key of type {_type_name(type(key))}; "
                 "keys are str or bytes: pass str() of it"
             )
-        if type(key) is str and _has_surrogate(key):
+        if isinstance(key, str) and _has_surrogate(key):
             return PayloadError(
                 f"{_place(root, path)} has a key with a lone surrogate, which UTF-8 cannot carry"
             )

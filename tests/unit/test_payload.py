@@ -37,6 +37,23 @@ class Color(enum.IntEnum):
     RED = 1
 
 
+class Size(enum.StrEnum):
+    LARGE = "large"
+
+
+class Plain(enum.Enum):
+    ONE = 1
+
+
+class Shouting(str):
+    def __str__(self) -> str:
+        return self.upper()
+
+
+class Numbers(list[int]):
+    pass
+
+
 @dataclasses.dataclass
 class Point:
     x: int = 1
@@ -64,6 +81,31 @@ def test_the_bytes_are_those_of_chasquimq(value: Any) -> None:
     assert encode(value) == msgpack.packb(value, use_bin_type=True)
 
 
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Color.RED, 1),
+        (Size.LARGE, "large"),
+        ({Size.LARGE: [Color.RED]}, {"large": [1]}),
+        (Shouting("low"), "low"),
+        (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (
+            collections.defaultdict(list, {"k": [collections.Counter("aab")]}),
+            {"k": [{"a": 2, "b": 1}]},
+        ),
+        (Numbers([1, 2]), [1, 2]),
+        (type("Ratio", (float,), {})(0.5), 0.5),
+        (type("Blob", (bytes,), {})(b"x"), b"x"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_subclasses_come_back_as_what_they_are_made_of(value: Any, plain: Any) -> None:
+    back = decode(encode(value))
+    assert back == plain
+    assert type(back) is type(plain)
+    assert encode(value) == encode(plain) == msgpack.packb(value, use_bin_type=True)
+
+
 def test_odds_and_ends() -> None:
     assert math.isnan(decode(encode(math.nan)))
     assert math.copysign(1, decode(encode(-0.0))) == -1
@@ -89,8 +131,8 @@ def test_odds_and_ends() -> None:
         (Pair(1, 2), r"data is a .*Pair, .*; pass list\(\) of it"),
         (Point(), r"data is a .*Point, .*; pass dataclasses.asdict\(\) of it"),
         (Point, r"data is a type, .*; pass what it is made of"),
-        (Color.RED, r"data is a .*Color, .*; pass its .value"),
-        (collections.OrderedDict(a=1), r"data is a collections.OrderedDict, .*dict\(\)"),
+        (Plain.ONE, r"data is a .*Plain, .*; pass its .value"),
+        ([collections.OrderedDict(a=(1,))], r'data\[0\]\["a"\] is a tuple'),
         (msgpack.ExtType(1, b""), r"data is a msgpack.ext.ExtType, .*; pass its .data"),
         (msgpack.Timestamp(1), r"data is a msgpack.ext.Timestamp, "),
         (1j, r"data is a complex, .*; pass what it is made of: None, bool"),
