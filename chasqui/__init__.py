@@ -26,6 +26,7 @@ from chasqui.errors import (
 from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.producer import Producer
 from chasqui.queue import Counts, Queue
+from chasqui.worker import Consumer, Handler, Health, Worker
 
 __all__ = [
     "AuthenticationError",
@@ -33,9 +34,12 @@ __all__ = [
     "BatchError",
     "ChasquiError",
     "ClosedError",
+    "Consumer",
     "Counts",
     "DeadJob",
     "EmbeddedServerError",
+    "Handler",
+    "Health",
     "Job",
     "JobFailedError",
     "LeaseLostError",
@@ -53,6 +57,7 @@ __all__ = [
     "ServerError",
     "UnreachableError",
     "UnrecoverableError",
+    "Worker",
     "version",
 ]
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chasqui.errors import LeaseLostError
+
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
 
@@ -20,6 +22,12 @@ class ResultSource(Protocol):
     async def wait_for_result(
         self, job_id: str, *, timeout: float, poll_interval: float
     ) -> Any: ...
+
+
+class Lease(Protocol):
+    """What knows whether a worker still owns its jobs."""
+
+    def is_lost(self, entry_id: bytes, /) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -35,6 +43,22 @@ class Job:
     #: False where an earlier job had the same id, so that nothing was added.
     is_new: bool = field(default=True, compare=False)
     _queue: ResultSource | None = field(default=None, repr=False, compare=False)
+    #: On a worker's job: what tells whether it is still ours, and the id it has there.
+    _lease: tuple[Lease, bytes] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lost(self) -> bool:
+        """True once another worker has taken the job over: whatever this run does is not counted.
+
+        That takes a lapse of the lease: a machine that slept, a link that was gone for too long.
+        """
+        return self._lease is not None and self._lease[0].is_lost(self._lease[1])
+
+    def raise_if_lost(self) -> None:
+        """Raise LeaseLostError if the job is `lost`: for handlers with steps that must not be
+        repeated."""
+        if self.lost:
+            raise LeaseLostError(f"job {self.id} was taken over by another worker")
 
     @property
     def attempts_made(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -25,7 +26,9 @@ class Worker:
     """Runs the jobs of one queue.
 
     `handler` is one function for all jobs or a mapping of names to functions, with `default` for
-    the names that are not in it.
+    the names that are not in it. With `batch` it gets a list of up to so many jobs, and may raise
+    BatchError for some of them. Plain functions run in `threads`, or in `processes` (a number, or
+    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Worker:
         threads: int | None = None,
         processes: Mapping[str, int] | int | None = None,
         timeout_ms: Mapping[str, int] | int | None = None,
+        batch: int | None = None,
+        batch_linger_ms: int | None = None,
         max_deliveries: int | None = None,
         shutdown_deadline_s: float | None = None,
         metrics: MetricsSink | None = None,
@@ -80,6 +85,8 @@ class Worker:
             store_results=store_results,
             result_ttl_ms=result_ttl_ms,
             shutdown_deadline_s=shutdown_deadline_s,
+            batch=batch,
+            batch_linger_ms=batch_linger_ms,
         )
         self._handlers = Handlers(
             handler,
@@ -161,6 +168,64 @@ class Worker:
         await engine.run(*timed_work(self._endpoint, self._config, self._credential_provider))
 
 
+class Consumer:
+    """The engine without payload codec: its jobs carry bytes, its handler returns bytes or None."""
+
+    def __init__(
+        self,
+        redis_url: str | None,
+        queue_name: str,
+        *,
+        concurrency: int = 1,
+        max_attempts: int = 25,
+        credential_provider: CredentialProvider | None = None,
+        metrics: MetricsSink | None = None,
+        tls: bool = False,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `Worker` that are about reading, leases, retries and results."""
+        self._keys = Keys(queue_name)
+        self._endpoint = Endpoint.parse(redis_url, tls=tls)
+        self._config = make_config(max_attempts=max_attempts, concurrency=concurrency, **options)
+        self._credential_provider = credential_provider
+        self._metrics = metrics
+        self._engine: Engine | None = None
+        self._is_stopped = False
+
+    async def run(self, handler: Callable[["RawJob"], Any]) -> None:
+        """Run jobs until `shutdown()`; returns when drained."""
+        if self._is_stopped:
+            return
+        engine = self._engine = Engine(
+            self._keys,
+            self._endpoint,
+            self._config,
+            Handlers(handler, threads=min(self._config.concurrency, 32)),
+            make_job=_make_raw_job,
+            encode_result=_raw_result if self._config.store_results else _no_result,
+            credential_provider=self._credential_provider,
+            metrics=self._metrics,
+        )
+        await engine.run(*timed_work(self._endpoint, self._config, self._credential_provider))
+
+    def shutdown(self) -> None:
+        """Begin the drain. A second call does nothing."""
+        self._is_stopped = True
+        if self._engine is not None:
+            self._engine.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class RawJob:
+    """A job of `Consumer`: its payload is as it was added."""
+
+    id: str
+    name: str
+    payload: bytes
+    created_at_ms: int
+    attempt: int
+
+
 def timed_work(
     endpoint: Endpoint, config: ConsumerConfig, credential_provider: CredentialProvider | None
 ) -> list[Callable[[Engine], Awaitable[None]]]:
@@ -173,7 +238,16 @@ def _make_job(engine: Engine, entry: Entry) -> Job:
         data = payload.decode(entry.payload, max_bytes=engine.config.max_payload_bytes)
     except PayloadError as error:
         raise UnreadableError(str(error)) from None
-    return Job(entry.job_id, entry.name, data, entry.attempt, entry.created_at_ms, True, None)
+    return Job(
+        entry.job_id,
+        entry.name,
+        data,
+        entry.attempt,
+        entry.created_at_ms,
+        True,
+        None,
+        (engine.holdings, entry.id),
+    )
 
 
 def _encode_result(result: Any) -> bytes | None:
@@ -182,3 +256,13 @@ def _encode_result(result: Any) -> bytes | None:
 
 def _no_result(result: Any) -> bytes | None:
     return None
+
+
+def _make_raw_job(engine: Engine, entry: Entry) -> RawJob:
+    return RawJob(entry.job_id, entry.name, entry.payload, entry.created_at_ms, entry.attempt)
+
+
+def _raw_result(result: Any) -> bytes | None:
+    if result is None or type(result) is bytes:
+        return result
+    raise TypeError(f"a Consumer's handler must return bytes or None, got {type(result).__name__}")

@@ -13,6 +13,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import Connection
 from chasqui.consumer.acker import Acker
+from chasqui.consumer.batch import BatchDispatcher
 from chasqui.consumer.config import ConsumerConfig
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.handlers import Handlers
@@ -79,7 +80,8 @@ class Engine:
         names = (self.connection, keys, config.group, config.consumer_id)
         self._acker = Acker(*names, config.result_ttl_ms, **shared)
         self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared)
-        self._dispatcher = Dispatcher(
+        kind = Dispatcher if config.batch is None else BatchDispatcher
+        self._dispatcher = kind(
             config,
             self.holdings,
             handlers,

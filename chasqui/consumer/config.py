@@ -49,6 +49,10 @@ class ConsumerConfig:
     store_results: bool = False
     result_ttl_ms: int = RESULT_TTL_MS
     shutdown_deadline_s: float = SHUTDOWN_DEADLINE_S
+    #: Jobs that a handler gets at once; None: one at a time, not in a list.
+    batch: int | None = None
+    #: How long a batch may wait to become full.
+    batch_linger_ms: int = 50
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -60,6 +64,8 @@ class ConsumerConfig:
             ("dlq_max_stream_len", 1),
             ("scheduler_tick_ms", 1),
             ("result_ttl_ms", 1),
+            ("batch", 1),
+            ("batch_linger_ms", 0),
         ):
             _check_int(name, getattr(self, name), low)
         _check_int("max_attempts", self.limits.max_attempts, 1)

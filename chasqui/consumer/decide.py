@@ -5,10 +5,12 @@ An entry is judged when it arrives (run it, bury it, leave it alone) and when it
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from chasqui._core.backoff import backoff_ms
-from chasqui._core.envelope import RetryTuple
+
+if TYPE_CHECKING:  # a name of the stub: compiled modules have no type aliases
+    from chasqui._core.envelope import RetryTuple
 
 RETRIES_EXHAUSTED: Final = "retries_exhausted"
 UNRECOVERABLE: Final = "unrecoverable"
@@ -31,7 +33,7 @@ class Arrived(Protocol):
     @property
     def max_attempts(self) -> int | None: ...
     @property
-    def retry(self) -> RetryTuple | None: ...
+    def retry(self) -> "RetryTuple | None": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def on_failure(entry: Arrived, failure: Failure, limits: Limits, luck: float) ->
     return RunAgain(retry_delay_ms(entry.retry, runs, limits.backoff, luck), runs)
 
 
-def retry_delay_ms(retry: RetryTuple | None, runs: int, default: Backoff, luck: float) -> int:
+def retry_delay_ms(retry: "RetryTuple | None", runs: int, default: Backoff, luck: float) -> int:
     """The wait after `runs` failed runs; what the job leaves open, the worker fills in."""
     own = None if retry is None else retry[1]
     if own is None:

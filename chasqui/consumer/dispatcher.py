@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from chasqui._core.entry import Entry
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: Jobs that one slot runs in a row before the loop gets a turn.
 TURN_JOBS: Final = 64
-#: How often a dispatcher of other threads' making looks for the end of a handler it cannot stop.
 NO_HANDLER: Final = "no handler"
 
 
@@ -182,7 +181,7 @@ class Dispatcher:
 
     async def _rest(self) -> None:
         """Wait for entries."""
-        if not self._relocator.waiting and self.idle_slots() == self._config.concurrency - 1:
+        if len(self._idle) == self._config.concurrency - 1:
             self._acker.run_once()  # nothing runs: nobody to share the command with
             if self._events is not None:
                 self._events.run_once()
@@ -210,32 +209,40 @@ class Dispatcher:
             if events is not None:
                 events.active(job.id, name, entry.attempt + 1)
             limit_s = self._handlers.timeout_s(name)
-            if limit_s is None:
-                result = await run(job)
-            else:
-                result = await _within(limit_s, run(job))
+            result = await (run(job) if limit_s is None else _within(limit_s, run(job)))
             encoded = self._encode_result(result)
         except BaseException as error:
             slot.entry = None
             if not self._failed(entry, error, started_ns):
                 raise
             return
+        self._completed(entry, job.id, encoded, started_ns)
+        slot.entry = None
+
+    async def _limited(self, run: Awaitable[Any], name: str) -> Any:
+        limit_s = self._handlers.timeout_s(name)
+        return await (run if limit_s is None else _within(limit_s, run))
+
+    # ── Runs that are over ──────────────────────────────────────────────────────────────────────
+
+    def _completed(self, entry: Entry, job_id: str, encoded: bytes | None, started_ns: int) -> None:
         self.finished += 1
-        if encoded is None:
+        lost = self._holdings.lost
+        if lost and entry.id in lost:
+            lost.discard(entry.id)  # its new owner answers for it
+        elif encoded is None:
             self._acker.done(entry.id)
         else:
-            self._acker.done_with_result(entry.id, job.id, encoded)
-        slot.entry = None
-        if events is not None:
-            duration_us = (time.perf_counter_ns() - started_ns) // 1000
-            events.completed(job.id, name, entry.attempt + 1, duration_us)
+            self._acker.done_with_result(entry.id, job_id, encoded)
+        if self._events is None and self._metrics is None:
+            return
+        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        if self._events is not None:
+            self._events.completed(job_id, entry.name, entry.attempt + 1, duration_us)
         if self._metrics is not None:
-            duration_us = (time.perf_counter_ns() - started_ns) // 1000
             self._metrics.job_outcome(
-                JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, name)
+                JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, entry.name)
             )
-
-    # ── Runs that failed ────────────────────────────────────────────────────────────────────────
 
     def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
         """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
@@ -256,7 +263,9 @@ class Dispatcher:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
             self._events.failed(entry.job_id, entry.name, attempt, _text(error), duration_us)
-        if isinstance(error, LeaseLostError):
+        lost = self._holdings.lost
+        if isinstance(error, LeaseLostError) or entry.id in lost:
+            lost.discard(entry.id)
             return True  # whoever owns it now runs it
         verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
         if isinstance(verdict, RunAgain):
@@ -320,7 +329,7 @@ class UnreadableError(PayloadError):
     """The envelope is good and the payload in it is not: no run will ever read it."""
 
 
-async def _within(limit_s: float, run: Any) -> Any:
+async def _within(limit_s: float, run: Awaitable[Any]) -> Any:
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await run

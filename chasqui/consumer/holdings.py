@@ -54,6 +54,15 @@ class Holdings:
         """All that was in hand at this moment has been renewed since."""
         self._sure_until_s = at_s + self.lease_s * 2 / 3
 
+    def is_lost(self, entry_id: bytes) -> bool:
+        """True if somebody else may own the entry by now."""
+        return entry_id in self.lost or not self.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the whole lease has gone by without a renewal."""
+        return time.monotonic() < self._sure_until_s + self.lease_s / 3
+
     @property
     def running(self) -> int:
         return sum(len(slot.entries) or slot.entry is not None for slot in self.slots)

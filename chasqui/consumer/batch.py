@@ -1,0 +1,92 @@
+"""Batch handlers: a slot gathers entries and hands them over as a list; each keeps its own fate."""
+
+import asyncio
+import logging
+import time
+from typing import Any, Final
+
+from chasqui._core.entry import Entry
+from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
+from chasqui.consumer.holdings import Slot
+from chasqui.errors import BatchError
+
+logger = logging.getLogger(__name__)
+
+#: The name under which the handler and the timeout of batches are looked up.
+ANY: Final = ""
+
+
+class BatchDispatcher(Dispatcher):
+    """A dispatcher whose slots each run one batch at a time."""
+
+    def idle_slots(self) -> int:
+        return len(self._idle) * (self._config.batch or 1)
+
+    async def _run(self, slot: Slot, entry: Entry) -> None:
+        slot.started_ns = time.perf_counter_ns()
+        slot.entries = entries = await self._gather(slot, entry)
+        try:
+            await self._run_batch(entries)
+        finally:
+            slot.entries = ()
+
+    async def _gather(self, slot: Slot, first: Entry) -> tuple[Entry, ...]:
+        """Up to a batch of entries, waiting a little for it to become full."""
+        size = self._config.batch or 1
+        waiting = self._holdings.waiting
+        taken = [first]
+        deadline_s = time.monotonic() + self._config.batch_linger_ms / 1000
+        while len(taken) < size:
+            while waiting and len(taken) < size:
+                taken.append(waiting.popleft())
+            slot.entries = tuple(taken)  # in hand from the moment they left the deque
+            self.on_low()
+            left_s = deadline_s - time.monotonic()
+            if len(taken) >= size or left_s <= 0 or self._is_stopping:
+                break
+            await asyncio.sleep(min(left_s, 0.005))
+        return tuple(taken)
+
+    async def _run_batch(self, entries: tuple[Entry, ...]) -> None:
+        started_ns = time.perf_counter_ns()
+        jobs: list[Any] = []
+        good: list[Entry] = []
+        for entry in entries:
+            try:
+                jobs.append(self._make_job(entry))
+                good.append(entry)
+            except UnreadableError as error:
+                self._failed(entry, error, started_ns)
+        if not good:
+            return
+        if self._events is not None:
+            for entry, job in zip(good, jobs, strict=True):
+                self._events.active(job.id, entry.name, entry.attempt + 1)
+        started_ns = time.perf_counter_ns()
+        run = self._handlers.find(ANY)
+        assert run is not None  # a batch handler is a single one
+        failures: dict[str, BaseException] = {}
+        results: Any = None
+        try:
+            results = await self._limited(run(jobs), ANY)
+        except BatchError as error:
+            failures = dict(error.failures)
+            if unknown := failures.keys() - {job.id for job in jobs}:
+                logger.warning("BatchError names jobs that were not in the batch: %s", unknown)
+        except BaseException as error:
+            handled = [self._failed(entry, error, started_ns) for entry in good]
+            if not all(handled):
+                raise
+            return
+        values = results if isinstance(results, list) and len(results) == len(jobs) else None
+        for i, (entry, job) in enumerate(zip(good, jobs, strict=True)):
+            failure = failures.get(job.id)
+            if failure is None:
+                try:
+                    encoded = self._encode_result(None if values is None else values[i])
+                except Exception as error:
+                    failure = error
+                else:
+                    self._completed(entry, job.id, encoded, started_ns)
+            if failure is not None:
+                self._failed(entry, failure, started_ns)
