@@ -4,6 +4,7 @@ The names below are the public API; `chasqui.sync` has the same without `await`.
 """
 
 from chasqui._version import VERSION
+from chasqui.consumer import Health
 from chasqui.dlq import DeadJob
 from chasqui.errors import (
     AuthenticationError,
@@ -26,7 +27,7 @@ from chasqui.errors import (
 from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.producer import Producer
 from chasqui.queue import Counts, Queue
-from chasqui.worker import Consumer, Handler, Health, Worker
+from chasqui.worker import Consumer, Handler, Worker
 
 __all__ = [
     "AuthenticationError",
