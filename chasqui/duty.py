@@ -1,0 +1,137 @@
+"""What promoter and scheduler share: led by one, ended by no error, handed over at the end."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from chasqui.config import CredentialProvider, Endpoint
+from chasqui.connection import Connection
+from chasqui.errors import ClosedError
+from chasqui.keys import Keys
+from chasqui.leader import RETRY_S, Lease
+
+logger = logging.getLogger(__name__)
+
+#: How long the end of a duty may take.
+END_S: Final = 1.0
+
+
+class Duty:
+    """A background loop that one leader does for all: subclasses say what a turn does."""
+
+    #: For people.
+    name: str
+
+    def __init__(self, connection: Connection, lease: Lease) -> None:
+        self.connection = connection
+        self.lease = lease
+        self._failure = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, through every loss of the server; then hand the lease over."""
+        stopped = asyncio.ensure_future(stop.wait())
+        turn: asyncio.Future[float] | None = None
+        try:
+            while not stop.is_set():
+                turn = asyncio.ensure_future(self._turn_safely())
+                await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not turn.done():
+                    await asyncio.wait({turn}, timeout=END_S)
+                    break
+                if (wait_s := turn.result()) > 0:
+                    await asyncio.wait(
+                        {stopped, *self._bells()},
+                        timeout=wait_s,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+        finally:
+            stopped.cancel()
+            if turn is not None:
+                turn.cancel()
+            await self._end()
+
+    async def _turn(self) -> float:
+        """Do what is to be done now; how long there is nothing to do."""
+        raise NotImplementedError
+
+    def _bells(self) -> Iterable[asyncio.Future[Any]]:
+        """Futures that end the sleep between two turns."""
+        return ()
+
+    async def _turn_safely(self) -> float:
+        try:
+            wait_s = await self._turn()
+        except ClosedError:
+            raise
+        except Exception as error:
+            # Whatever it was, due jobs must not wait for a restart: try again, and say it once.
+            if self._failure != repr(error):
+                self._failure = repr(error)
+                logger.warning("the %s of %s goes on after: %s", self.name, self.lease.key, error)
+                logger.debug("the error in full", exc_info=True)
+            return RETRY_S
+        self._failure = ""
+        return wait_s
+
+    async def _end(self) -> None:
+        """Let the next leader begin at once."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self.lease.release(self.connection)
+        except Exception as error:
+            logger.info("%s is not released, and ends by itself: %s", self.lease.key, error)
+
+
+class Standalone:
+    """Runs one duty of one queue, on connections of its own. Subclasses make the duty."""
+
+    def __init__(
+        self,
+        redis_url: str | None,
+        queue_name: str,
+        role: str,
+        credential_provider: CredentialProvider | None,
+    ) -> None:
+        self._keys = Keys(queue_name)
+        self._endpoint = Endpoint.parse(redis_url)
+        self._role = role
+        self._credential_provider = credential_provider
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_shut_down = False
+
+    async def run(self) -> None:
+        """Work until `shutdown()` is called.
+
+        Raises UnreachableError if there is no server to begin with; one that is lost later is
+        waited for.
+        """
+        if self._stop is not None:
+            raise RuntimeError(f"this {self._role} was run already")
+        self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if self._is_shut_down:
+            return
+        connection = self._connect()
+        try:
+            await connection.connect()
+            await self._duty(connection).run(self._stop)
+        finally:
+            await connection.close()
+
+    def shutdown(self) -> None:
+        """Let `run()` come to its end. From any thread; a second call does nothing."""
+        self._is_shut_down = True
+        if self._stop is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _connect(self) -> Connection:
+        return Connection(
+            self._endpoint,
+            key=self._keys.delayed,
+            client_name=f"chasqui-{self._role}",
+            credential_provider=self._credential_provider,
+        )
+
+    def _duty(self, connection: Connection) -> Duty:
+        raise NotImplementedError

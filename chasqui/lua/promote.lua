@@ -1,0 +1,71 @@
+-- promote: move due jobs from the delayed set to the stream, oldest first.
+-- KEYS  1 delayed set (score: due, ms)   2 stream   3 dead-letter stream
+-- ARGV  1 most jobs to move   2 most entries to keep in the stream, or ''
+-- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
+-- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
+-- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
+-- Each copy is made before its original goes, so nothing is lost where a copy cannot be made.
+local delayed, stream, dead, keep = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = math.floor(now_us / 1000)
+
+-- The id is the envelope's first element: [array header][str header][id]. '' if it is not there.
+local function id_of(envelope)
+  local _, kind, high, low = string.byte(envelope, 1, 4)
+  if not kind then
+    return ''
+  elseif kind >= 160 and kind <= 191 then
+    return string.sub(envelope, 3, kind - 158)
+  elseif kind == 217 and high then
+    return string.sub(envelope, 4, 3 + high)
+  elseif kind == 218 and low then
+    return string.sub(envelope, 5, 4 + high * 256 + low)
+  end
+  return ''
+end
+
+local answer = {now, 0, 0, -1, '', 0}
+local left, bytes = tonumber(ARGV[1]), 0
+repeat
+  -- Few at a time, and not for ever: jobs may be large, and the server serves nobody else meanwhile.
+  local most = math.min(left, 32)
+  local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, most)
+  for _, member in ipairs(due) do
+    local a, b, c, d = string.byte(member, 1, 4)
+    local start = d and 5 + a + b * 256 + c * 65536 + d * 16777216
+    if not start or start > #member + 1 then
+      redis.call('XADD', dead, '*', 'd', member, 'source_id', '0-0', 'reason', 'malformed',
+                 'detail', 'delayed member is shorter than its own prefix')
+      answer[6] = answer[6] + 1
+    else
+      local name, envelope = string.sub(member, 5, start - 1), string.sub(member, start)
+      if keep == '' then
+        if name == '' then
+          redis.call('XADD', stream, '*', 'd', envelope)
+        else
+          redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
+        end
+      elseif name == '' then
+        redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope)
+      else
+        redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope, 'n', name)
+      end
+      answer[#answer + 1] = id_of(envelope)
+      answer[#answer + 1] = name
+    end
+    redis.call('ZREM', delayed, member)
+    bytes = bytes + #member
+  end
+  left = left - #due
+until #due < most or left <= 0 or bytes > 4194304
+
+local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+if first[2] then
+  local wait_us = tonumber(first[2]) * 1000 - now_us
+  answer[2] = redis.call('ZCARD', delayed)
+  answer[3] = math.max(0, math.floor(-wait_us / 1000))
+  answer[4] = math.min(math.max(0, math.ceil(wait_us)), 86400000000)
+  answer[5] = first[2]
+end
+return answer

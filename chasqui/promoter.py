@@ -1,0 +1,268 @@
+"""The promoter: moves due jobs from the delayed set to the stream, within a millisecond or two.
+
+One leads. It sleeps until the next job is due, which the script answers by Redis's clock; workers'
+clocks decide nothing. Our producers ring a bell when they put a job before all others. Those
+of chasquimq do not, so the set is also looked at from time to time: how often, `PromoterConfig`
+says. A job that was seen before it is due is never late for that reason, whoever put it.
+"""
+
+import asyncio
+import logging
+import math
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from chasqui import scripts
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import xadd_event
+from chasqui.config import CredentialProvider
+from chasqui.connection import Connection
+from chasqui.duty import Duty, Standalone
+from chasqui.keys import Keys
+from chasqui.leader import LEASE_TTL_S, Bell, Lease
+from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
+from chasqui.request import Effect, Request
+
+logger = logging.getLogger(__name__)
+
+#: How many events are kept, about.
+EVENTS_MAXLEN: Final = 100_000
+#: How long after the last job that nobody rang for such jobs are still expected.
+FOREIGN_MEMORY_S: Final = 60.0
+#: The longest sleep between two looks at the set while none are expected.
+IDLE_POLL_S: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class PromoterConfig:
+    """How a promoter works."""
+
+    #: How often to look for jobs that nobody rings for, while there are such: a job that
+    #: chasquimq put with a shorter delay may be late by that much. The first one after a minute
+    #: without any may be late by IDLE_POLL_S.
+    poll_interval_ms: int = 100
+    #: Jobs moved by one script call.
+    batch: int = 256
+    #: What the stream is trimmed to, about; None for no trimming.
+    max_stream_len: int | None = None
+    lock_ttl_s: int = LEASE_TTL_S
+    #: Write a `waiting` event for each promoted job.
+    has_events: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("poll_interval_ms", "batch", "max_stream_len", "lock_ttl_s"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """What one look at the delayed set did and found."""
+
+    count: int
+    #: Members that could not be read; they are in the dead-letter queue now.
+    malformed: int
+    #: Jobs that are still delayed.
+    depth: int
+    #: How long the first of them has been due.
+    lag_ms: int
+    #: How long until it is due, by the server's clock; None if there is none.
+    next_due_s: float | None
+
+
+class PromoterDuty(Duty):
+    """One queue's promoter, on a command connection that it may share with others.
+
+    `bell` is a connection of its own, to be slept on, and closed at the end of `run`.
+    """
+
+    name = "promoter"
+
+    def __init__(
+        self,
+        keys: Keys,
+        connection: Connection,
+        bell: Connection,
+        config: PromoterConfig | None = None,
+        *,
+        holder_id: str | None = None,
+        metrics: MetricsSink | None = None,
+    ) -> None:
+        self._config = config or PromoterConfig()
+        super().__init__(connection, Lease(keys.promoter_lock, holder_id, self._config.lock_ttl_s))
+        self._keys = keys
+        self._bell = Bell(bell)
+        self._metrics = guard(metrics)
+        self._outcome: LockOutcome | None = None
+        #: The score of the first job when last seen; None if there was none.
+        self._first: bytes | None = None
+        self._has_rung = False
+        self._due_at_s = self._poll_at_s = 0.0
+        self._foreign_until_s = 0.0
+        self._flushing: asyncio.Future[Any] | None = None
+
+    async def run_once(self) -> Promoted | None:
+        """Promote one batch of what is due; None if another promoter leads."""
+        is_leader = await self.lease.hold(self.connection)
+        self._tell_outcome(LockOutcome.ACQUIRED if is_leader else LockOutcome.HELD)
+        return await self._promote() if is_leader else None
+
+    async def _turn(self) -> float:
+        lease, bell = self.lease, self._bell
+        self._has_rung = bell.take_ring() or self._has_rung
+        was_leader = lease.is_held
+        if not await lease.hold(self.connection):
+            self._tell_outcome(LockOutcome.HELD)
+            bell.listen(lease.freed, lease.next_step_s)
+            return lease.next_step_s
+        self._tell_outcome(LockOutcome.ACQUIRED)
+        now_s = monotonic()
+        if self._has_rung or not was_leader or now_s >= self._due_at_s:
+            await self._promote()
+        elif now_s >= self._poll_at_s:
+            await self._poll()
+        # No longer than the lease surely lasts: else it would take the next leader's rings.
+        bell.listen(self._keys.wake, lease.left_s)
+        wake_at_s = min(self._due_at_s, self._poll_at_s)
+        return min(wake_at_s - monotonic(), lease.next_step_s)
+
+    def _bells(self) -> list[asyncio.Future[Any]]:
+        return self._bell.futures
+
+    async def _promote(self) -> Promoted:
+        config, keys = self._config, self._keys
+        reply = await self.connection.submit(
+            scripts.call(
+                scripts.PROMOTE,
+                [keys.delayed, keys.stream, keys.dlq],
+                [config.batch, "" if config.max_stream_len is None else config.max_stream_len],
+                # A repeat moves what is due then; nothing is moved twice.
+                Effect.IDEMPOTENT,
+            )
+        )
+        now_ms, depth, lag_ms, wait_us, first, malformed = reply[:6]
+        ids, names = reply[6::2], reply[7::2]
+        now_s = monotonic()
+        self._has_rung = False
+        self._first = first or None
+        self._due_at_s = math.inf if wait_us < 0 else now_s + wait_us / 1e6
+        self._schedule_poll(now_s)
+        if malformed:
+            logger.error(
+                "%d delayed members of queue %s were no jobs: they are in its dead-letter queue",
+                malformed,
+                keys.queue,
+            )
+        if ids or malformed:
+            await self._flush(ids, names, malformed, now_ms)
+        if self._metrics is not None:
+            self._metrics.promoter_tick(PromoterTick(len(ids), depth, lag_ms))
+            for _ in range(malformed):
+                self._metrics.dlq_routed(DlqRouted("malformed", 0, ""))
+        next_due_s = None if wait_us < 0 else wait_us / 1e6
+        return Promoted(len(ids), malformed, depth, lag_ms, next_due_s)
+
+    async def _poll(self) -> None:
+        """See whether there is a new first job that nobody rang for."""
+        before = b"+inf" if self._first is None else b"(" + self._first
+        earlier = await self.connection.execute(
+            "ZCOUNT", self._keys.delayed, "-inf", before, effect=Effect.READ
+        )
+        if earlier and self._bell.is_waiting_for(self._keys.wake):
+            self._foreign_until_s = monotonic() + FOREIGN_MEMORY_S
+        if earlier or self._metrics is not None:  # who counts wants to know the depth
+            await self._promote()
+        self._schedule_poll(monotonic())
+
+    def _schedule_poll(self, now_s: float) -> None:
+        is_foreign = now_s < self._foreign_until_s
+        poll_s = self._config.poll_interval_ms / 1000
+        self._poll_at_s = now_s + (poll_s if is_foreign else max(poll_s, IDLE_POLL_S))
+
+    async def _flush(
+        self, ids: list[bytes], names: list[bytes], malformed: int, now_ms: int
+    ) -> None:
+        """Forget how promoted jobs could be cancelled, and write their events: one pipeline.
+
+        Nobody waits for it, but there is one at a time. An id that was given to a new delayed job
+        within this moment loses its entry too: that job runs, and cannot be cancelled by id.
+        """
+        keys = self._keys
+        if self._flushing is not None:
+            await asyncio.wait({self._flushing})
+        buffer = CommandBuffer()
+        texts = [one.decode(errors="replace") for one in ids]
+        if texts:
+            buffer.command("DEL", *map(keys.didx, texts))
+        if self._config.has_events:
+            for _ in range(malformed):
+                fields = (b"attempt", 0, b"reason", b"malformed")
+                xadd_event(buffer, keys.events, b"dlq", "", now_ms, "", fields)
+            last = len(texts) - 1
+            for i, (job_id, name) in enumerate(zip(texts, names, strict=True)):
+                # One trim for all of them.
+                maxlen = EVENTS_MAXLEN if i == last else None
+                text = name.decode(errors="replace")
+                xadd_event(buffer, keys.events, b"waiting", job_id, now_ms, text, maxlen=maxlen)
+        if buffer:
+            request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
+            self._flushing = self.connection.submit(request)
+            self._flushing.add_done_callback(_report_flush)
+
+    async def _end(self) -> None:
+        await self._bell.close()
+        if self._flushing is not None:
+            await asyncio.wait({self._flushing}, timeout=1)
+        await super()._end()
+
+    def _tell_outcome(self, outcome: LockOutcome) -> None:
+        if outcome is not self._outcome:
+            self._outcome = outcome
+            if self._metrics is not None:
+                self._metrics.promoter_lock_outcome(outcome)
+
+
+class Promoter(Standalone):
+    """Promotes the delayed jobs of one queue, alone in its process or beside anything else."""
+
+    def __init__(
+        self,
+        redis_url: str | None,
+        queue_name: str,
+        *,
+        poll_interval_ms: int | None = None,
+        promote_batch: int | None = None,
+        max_stream_len: int | None = None,
+        lock_ttl_secs: int | None = None,
+        holder_id: str | None = None,
+        credential_provider: CredentialProvider | None = None,
+        metrics: MetricsSink | None = None,
+    ) -> None:
+        super().__init__(redis_url, queue_name, "promoter", credential_provider)
+        default = PromoterConfig()
+        self._config = PromoterConfig(
+            poll_interval_ms=poll_interval_ms or default.poll_interval_ms,
+            batch=promote_batch or default.batch,
+            max_stream_len=max_stream_len,
+            lock_ttl_s=lock_ttl_secs or default.lock_ttl_s,
+        )
+        self._holder_id = holder_id
+        self._metrics = metrics
+
+    def _duty(self, connection: Connection) -> PromoterDuty:
+        return PromoterDuty(
+            self._keys,
+            connection,
+            self._connect(),
+            self._config,
+            holder_id=self._holder_id,
+            metrics=self._metrics,
+        )
+
+
+def _report_flush(flushed: asyncio.Future[Any]) -> None:
+    """Events are best effort: say what happened, and go on."""
+    if not flushed.cancelled() and (error := flushed.exception()) is not None:
+        logger.warning("events of promoted jobs may be lost: %s", error)
