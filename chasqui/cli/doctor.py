@@ -1,0 +1,188 @@
+"""`chasqui doctor`: what a server can do, and which of its settings could lose jobs."""
+
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from chasqui.cli.options import AsJson, RedisUrl
+from chasqui.cli.output import show_all
+from chasqui.cli.run import on_server
+from chasqui.connection import Connection
+from chasqui.request import Effect, commands
+from chasqui.server import ServerProfile
+
+#: Pings by which the latency is judged.
+_PINGS = 50
+_SLOW_MS = 20.0
+_MAX_SKEW_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the server; a risk if jobs could be lost or the queue stand still."""
+
+    what: str
+    found: str
+    is_risk: bool = False
+    advice: str = ""
+
+
+def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Say what a server can do and what about it could lose jobs.
+
+    Exit code 1 if there is a risk. Changes nothing.
+
+    Example: chasqui doctor --redis-url rediss://queue.example.com:6380
+    """
+    findings = on_server(redis_url, _examine, is_reader=True)
+    rows = [
+        ("RISK" if finding.is_risk else "ok", finding.what, finding.found, finding.advice)
+        for finding in findings
+    ]
+    show_all(("verdict", "what", "found", "advice"), rows, as_json=as_json, nothing="")
+    if any(finding.is_risk for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _examine(connection: Connection) -> list[Finding]:
+    with _warnings_of("chasqui.server") as warned:
+        profile = await connection.connect()
+    info, settings = await _facts(connection)
+    return [
+        _version(profile, warned),
+        _capabilities(profile),
+        *_persistence(info, settings),
+        _eviction(info),
+        *_replication(info),
+        *await _clock_and_latency(connection),
+    ]
+
+
+class _warnings_of(logging.Handler):
+    """The warnings that a logger gives inside the block, instead of printing them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logging.getLogger(name)
+        self._texts: list[str] = []
+
+    def __enter__(self) -> list[str]:
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        return self._texts
+
+    def __exit__(self, *error: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+
+async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]]:
+    """INFO, and the settings that it does not tell; empty where the server keeps them to itself."""
+    names = ("appendfsync", "save", "min-replicas-to-write")
+    request = commands(
+        ("INFO",), *(("CONFIG", "GET", name) for name in names), effect=Effect.READ, raises=False
+    )
+    info, *answers = await connection.submit(request)
+    text = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    settings = {name: _setting(answer) for name, answer in zip(names, answers, strict=True)}
+    return (
+        dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line),
+        {name: value for name, value in settings.items() if value is not None},
+    )
+
+
+def _setting(answer: Any) -> str | None:
+    """The value in a reply to CONFIG GET of one name, in RESP3 or RESP2."""
+    values = list(answer.values()) if isinstance(answer, dict) else answer
+    if not isinstance(values, list) or not values or not isinstance(values[-1], bytes):
+        return None
+    return values[-1].decode(errors="replace")
+
+
+def _version(profile: ServerProfile, warned: list[str]) -> Finding:
+    return Finding("version", str(profile), bool(warned), "; ".join(warned))
+
+
+def _capabilities(profile: ServerProfile) -> Finding:
+    can = {"XACKDEL": profile.xackdel, "CLAIM": profile.claim, "WAITAOF": profile.waitaof}
+    return Finding(
+        "commands",
+        ", ".join(name for name, there in can.items() if there) or "none of the newer ones",
+        advice="" if all(can.values()) else "the rest is done by scripts, with the same guarantees",
+    )
+
+
+def _persistence(info: dict[str, str], settings: dict[str, str]) -> Iterator[Finding]:
+    if info.get("aof_enabled") == "1":
+        fsync = settings.get("appendfsync", "unknown")
+        yield Finding(
+            "persistence",
+            f"append-only file, appendfsync {fsync}",
+            fsync == "no",
+            {
+                "everysec": "a crash of the machine loses up to a second; durable=True waits",
+                "no": "a crash of the machine loses what is not yet written: use everysec",
+            }.get(fsync, ""),
+        )
+    else:
+        snapshots = settings.get("save", "")
+        found = f"snapshots only ({snapshots})" if snapshots else "none"
+        lost = "all jobs since the last snapshot" if snapshots else "all jobs"
+        yield Finding("persistence", found, True, f"a restart loses {lost}: set appendonly yes")
+    for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
+        if info.get(name, "ok") != "ok":
+            yield Finding("persistence", f"{name} {info[name]}", True, "see the server's log")
+
+
+def _eviction(info: dict[str, str]) -> Finding:
+    policy, limit = info.get("maxmemory_policy", "unknown"), int(info.get("maxmemory", "0") or 0)
+    is_risk = policy not in ("noeviction", "unknown")
+    found = f"maxmemory-policy {policy}" + (f", maxmemory {limit:,} bytes" if limit else "")
+    return Finding(
+        "eviction", found, is_risk, "a full server drops jobs: set noeviction" if is_risk else ""
+    )
+
+
+def _replication(info: dict[str, str], /) -> Iterator[Finding]:
+    role = info.get("role", "unknown")
+    if role == "slave":
+        yield Finding("replication", "a replica", True, "queues are written to: name the primary")
+    elif role == "master":
+        replicas = int(info.get("connected_slaves", "0") or 0)
+        advice = "a failover may lose the last adds; durable='replica' waits" if replicas else ""
+        yield Finding("replication", f"primary, replicas: {replicas}", advice=advice)
+
+
+async def _clock_and_latency(connection: Connection) -> list[Finding]:
+    times_ms = []
+    for _ in range(_PINGS):
+        started_s = time.perf_counter()
+        await connection.execute("PING", effect=Effect.READ)
+        times_ms.append((time.perf_counter() - started_s) * 1000)
+    before_s = time.time()
+    seconds, micros = await connection.execute("TIME", effect=Effect.READ)
+    here_s = (before_s + time.time()) / 2
+    skew_ms = round((int(seconds) + int(micros) / 1e6 - here_s) * 1000)
+    median_ms = statistics.median(times_ms)
+    is_slow, is_skewed = median_ms > _SLOW_MS, abs(skew_ms) > _MAX_SKEW_MS
+    return [
+        Finding(
+            "latency",
+            f"median {median_ms:.2f} ms, worst of {_PINGS} {max(times_ms):.2f} ms",
+            advice="add in bulk, or concurrently" if is_slow else "",
+        ),
+        Finding(
+            "clock",
+            f"{abs(skew_ms)} ms {'ahead of' if skew_ms > 0 else 'behind'} this machine's",
+            is_skewed,
+            "due times given as dates will be off: set the clocks" if is_skewed else "",
+        ),
+    ]

@@ -1,0 +1,78 @@
+"""Arguments and options that several commands share, and how their values read."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of a time such as 500ms, 10s, 5m, 2h, 1d."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no time: write it as 500ms, 10s, 5m, 2h or 1d")
+    return round(float(found[1]) * _UNITS_MS[found[2]])
+
+
+def moment(text: str) -> datetime:
+    """A moment given in ISO 8601 (UTC unless it says otherwise), or as how long ago: 2h."""
+    try:
+        ago_ms = duration_ms(text)
+    except typer.BadParameter:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{text!r} is no moment: write 2h for two hours ago, or 2026-01-31T12:00:00"
+            ) from None
+        return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return datetime.now(UTC) - timedelta(milliseconds=ago_ms)
+
+
+def json_value(text: str) -> Any:
+    """The value of JSON text from the command line."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the job's data is not JSON: {error}") from None
+
+
+def _or_of_root(context: typer.Context, value: str | None) -> str | None:
+    """The option may stand before the command as well as behind it."""
+    parent = context.parent
+    while value is None and parent is not None:
+        value = parent.params.get("redis_url")
+        parent = parent.parent
+    return value
+
+
+QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+RedisUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="CHASQUI_REDIS_URL",
+        callback=_or_of_root,
+        metavar="URL",
+        help="The server. Default: $CHASQUI_URL, $REDIS_URL or redis://127.0.0.1:6379. "
+        "A password is safer there than on a command line, which others may list.",
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Group: TypeAlias = Annotated[str, typer.Option(help="The consumer group.")]
+Yes: TypeAlias = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do it. Without it you only see what would be done.")
+]
+Attempts: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="The most runs, the first one included.")
+]
+Backoff: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        parser=duration_ms, metavar="TIME", help="The wait before each retry: 500ms, 10s."
+    ),
+]

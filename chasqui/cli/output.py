@@ -1,0 +1,135 @@
+"""What commands print: aligned tables for people, tabs for pipes, JSON for programs.
+
+What comes out of Redis may hold anything; control characters are escaped, so that a job's name
+cannot command the reader's terminal.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+
+def show(record: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one thing: a line for each of its facts."""
+    if as_json:
+        _print_json(record)
+        return
+    width = max((len(name) for name in record), default=0)
+    separator, width = ("  ", width) if sys.stdout.isatty() else ("\t", 0)
+    for name, value in record.items():
+        first, *rest = _lines(value)
+        print(f"{name:<{width}}{separator}{first}")
+        for line in rest:
+            print(f"{'':<{width}}{separator}{line}")
+
+
+def show_all(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool, nothing: str
+) -> None:
+    """Print many things of a kind: a row each, or `nothing` if there are none."""
+    rows = list(rows)
+    if as_json:
+        names = [column.replace(" ", "_") for column in columns]
+        _print_json([dict(zip(names, row, strict=True)) for row in rows])
+    elif not rows:
+        print(nothing)
+    elif sys.stdout.isatty():
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for i, column in enumerate(columns):
+            is_number = all(isinstance(row[i], int) for row in rows)
+            table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell(value)) for value in row))
+        Console(highlight=False).print(table)
+    else:
+        print("\t".join(columns))
+        for row in rows:
+            print("\t".join(map(cell, row)))
+
+
+def cell(value: Any) -> str:
+    """A value on one line."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return escaped(value if isinstance(value, str) else _json(value))
+
+
+def escaped(text: str) -> str:
+    """The text without anything that a terminal would obey."""
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def at_ms(unix_ms: int) -> datetime:
+    """The moment of a time in Redis."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC)
+
+
+def count(number: int, what: str) -> str:
+    """`1 job`, `2 jobs`, `3 entries`."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,} {what[:-1] + 'ies' if what.endswith('y') else what + 's'}"
+
+
+class RateColumn(ProgressColumn):
+    """How many a second, so far."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:>9,.0f} jobs/s" if speed else "", style="bold")
+
+
+def progress(*columns: ProgressColumn, stream: Any = None) -> Progress:
+    """A progress bar that stays on the screen; where there is none, its last state is printed."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        *columns,
+        console=Console(file=stream, highlight=False),
+    )
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, str) and "\n" in value:
+        return [escaped(line) for line in value.splitlines()] or [""]
+    return [cell(value)]
+
+
+def _escape(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+
+
+def _print_json(value: Any) -> None:
+    print(_json(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, of what msgpack can: bytes as text, with what is no UTF-8 escaped."""
+    if isinstance(value, Mapping):
+        return {_key(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, datetime):
+        return cell(value)
+    return value
+
+
+def _key(name: Any) -> str:
+    return name if isinstance(name, str) else str(_plain(name))

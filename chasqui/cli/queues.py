@@ -1,0 +1,72 @@
+"""`chasqui queues`: which queues a server has."""
+
+from typing import Any
+
+from chasqui.cli.options import AsJson, Group, RedisUrl
+from chasqui.cli.output import show_all
+from chasqui.cli.run import on_server
+from chasqui.connection import Connection
+from chasqui.errors import NotSupportedError
+from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.plans import Plans
+from chasqui.queue import Counts
+from chasqui.request import Effect, Plan, commands
+
+_COLUMNS = ("queue", "waiting", "pending", "delayed", "dlq", "repeatable", "paused")
+#: What stands before and behind a queue's name in each of its keys.
+_BEFORE, _BEHIND = Keys("0").pattern.removesuffix(b"*").split(b"0")
+
+
+def queues(
+    redis_url: RedisUrl = None, group: Group = DEFAULT_GROUP, as_json: AsJson = False
+) -> None:
+    """List the queues of a server, with what they hold.
+
+    Goes through all keys of the database (SCAN), a thousand at a time.
+
+    Example: chasqui queues --redis-url redis://localhost:6379
+    """
+    rows = on_server(redis_url, lambda connection: _listing(connection, group))
+    show_all(_COLUMNS, rows, as_json=as_json, nothing="no queues")
+
+
+async def _listing(connection: Connection, group: str) -> list[tuple[Any, ...]]:
+    if connection.endpoint.kind == "cluster":
+        raise NotSupportedError("a cluster has no one list of its keys: name each node by its URL")
+    rows = []
+    for name in sorted(await connection.run(find_queues())):
+        counts = Counts.of(await connection.run(Plans(Keys(name)).counts(group)))
+        rows.append(
+            (
+                name,
+                counts.waiting,
+                counts.pending,
+                counts.delayed,
+                counts.dlq,
+                counts.repeatables,
+                counts.is_paused,
+            )
+        )
+    return rows
+
+
+def find_queues() -> Plan[set[str]]:
+    """The names of all queues that hold something, or are paused."""
+    cursor, names = b"0", set[str]()
+    while True:
+        scan = ("SCAN", cursor, "MATCH", _BEFORE + b"*" + _BEHIND + b"*", "COUNT", 1000)
+        cursor, found = yield commands(scan, effect=Effect.READ)
+        names.update(name for key in found if (name := _queue_of(key)) is not None)
+        if cursor == b"0":
+            return names
+
+
+def _queue_of(key: bytes) -> str | None:
+    """The queue that a key shows to be there; None for markers, results and foreign keys."""
+    name = key.removeprefix(_BEFORE).partition(_BEHIND)[0].decode(errors="replace")
+    try:
+        keys = Keys(name)
+    except ValueError:
+        return None
+    is_proof = key in (keys.stream, keys.delayed, keys.dlq, keys.repeat, keys.paused)
+    return name if is_proof else None

@@ -1,0 +1,145 @@
+"""`chasqui repeatable`: jobs that fire again and again."""
+
+from typing import Annotated, Any
+
+import typer
+
+from chasqui.cli.options import (
+    AsJson,
+    Attempts,
+    Backoff,
+    QueueName,
+    RedisUrl,
+    duration_ms,
+    json_value,
+)
+from chasqui.cli.output import at_ms, show, show_all
+from chasqui.cli.run import on_queue
+from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
+
+app = typer.Typer(
+    help="Jobs that fire again and again.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_COLUMNS = ("key", "job name", "pattern", "next fire", "limit", "missed fires")
+
+
+@app.command("list")
+def list_(
+    queue: QueueName,
+    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 100,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List repeatable jobs, soonest fire first.
+
+    Example: chasqui repeatable list emails
+    """
+    listed = on_queue(queue, redis_url, lambda it: it.get_repeatable_jobs(limit))
+    rows = [_row(meta, as_json) for meta in listed]
+    show_all(_COLUMNS, rows, as_json=as_json, nothing="no repeatable jobs")
+
+
+@app.command()
+def add(
+    queue: QueueName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which handler runs it.")],
+    data: Annotated[str, typer.Argument(metavar="JSON", help="The jobs' data.")] = "null",
+    cron: Annotated[
+        str | None, typer.Option(help="When: 5 fields, or 6 with leading seconds.")
+    ] = None,
+    tz: Annotated[
+        str | None,
+        typer.Option(help="The time zone of --cron: Europe/Madrid, +02:00. Default UTC."),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(parser=duration_ms, metavar="TIME", help="Or an interval: 500ms, 10s, 5m."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Its key; adding the same key again replaces it.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The most fires.")] = None,
+    missed: Annotated[
+        str,
+        typer.Option(
+            metavar="skip|fire-once|fire-all:N",
+            help="What becomes of fires while nothing was running.",
+        ),
+    ] = "skip",
+    attempts: Attempts = None,
+    backoff: Backoff = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a repeatable job, or replace the one of the same key.
+
+    Example: chasqui repeatable add emails digest '{"to": "ada"}' --cron '0 8 * * *'
+    """
+    pattern = _pattern(cron, tz, every)
+    job = on_queue(
+        queue,
+        redis_url,
+        lambda it: it.upsert_repeatable_job(
+            name,
+            json_value(data),
+            repeat=pattern,
+            limit=limit,
+            attempts=attempts,
+            backoff=backoff,
+            job_id=key,
+            missed_fires=_policy(missed),
+        ),
+    )
+    show({"key": job.id}, as_json=as_json)
+
+
+@app.command()
+def remove(
+    queue: QueueName,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="As `list` shows it.")],
+    redis_url: RedisUrl = None,
+) -> None:
+    """Remove a repeatable job.
+
+    Exit code 1 if there is none of that key.
+
+    Example: chasqui repeatable remove emails 'digest::cron:0 8 * * *:UTC'
+    """
+    was_there = on_queue(queue, redis_url, lambda it: it.remove_repeatable_by_key(key))
+    print("removed" if was_there else "not found")
+    if not was_there:
+        raise typer.Exit(1)
+
+
+def _pattern(cron: str | None, tz: str | None, every: int | None) -> RepeatPattern:
+    if (cron is None) == (every is None):
+        raise ValueError("say when it fires: either --cron or --every")
+    if every is not None:
+        if tz is not None:
+            raise ValueError("--tz is for --cron: an interval has no time zone")
+        return RepeatPattern.every(every)
+    assert cron is not None
+    return RepeatPattern.cron(cron, tz=tz)
+
+
+def _policy(text: str) -> MissedFiresPolicy:
+    kind, _, most = text.partition(":")
+    if kind == "fire-all" and not (most.isascii() and most.isdigit()):
+        raise ValueError("--missed fire-all needs the most fires to make up for: fire-all:10")
+    return MissedFiresPolicy(kind, int(most) if most else None)
+
+
+def _row(meta: RepeatableMeta, as_json: bool) -> tuple[Any, ...]:
+    pattern, missed = meta.pattern, meta.missed_fires
+    if as_json:
+        when: Any = pattern.to_dict()
+        policy: Any = None if missed is None else missed.to_dict()
+    else:
+        when = (
+            f"every {pattern.interval_ms} ms"
+            if pattern.kind == "every"
+            else f"cron {pattern.expression} ({pattern.tz or 'UTC'})"
+        )
+        policy = "skip" if missed is None else missed.kind
+    return meta.key, meta.job_name, when, at_ms(meta.next_fire_ms), meta.limit, policy

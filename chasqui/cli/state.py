@@ -1,0 +1,64 @@
+"""`chasqui pause`, `resume`, `obliterate`: a queue as a whole."""
+
+from typing import Annotated
+
+import typer
+
+from chasqui.cli.options import QueueName, RedisUrl, Yes
+from chasqui.cli.output import count
+from chasqui.cli.run import on_queue
+from chasqui.errors import NotSupportedError
+from chasqui.queue import Queue
+
+
+def pause(queue: QueueName, redis_url: RedisUrl = None) -> None:
+    """Let workers take no new jobs of a queue, until it is resumed.
+
+    What runs is finished, and jobs may still be added. It outlives restarts of workers and server.
+
+    Example: chasqui pause emails
+    """
+    on_queue(queue, redis_url, lambda it: it.pause())
+    print(f"queue {queue} paused; run `chasqui resume {queue}` to resume")
+
+
+def resume(queue: QueueName, redis_url: RedisUrl = None) -> None:
+    """Let workers take jobs of a paused queue again.
+
+    Example: chasqui resume emails
+    """
+    on_queue(queue, redis_url, lambda it: it.resume())
+    print(f"queue {queue} resumed")
+
+
+def obliterate(
+    queue: QueueName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while jobs wait, run or are delayed.")
+    ] = False,
+    yes: Yes = False,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Delete a queue with everything it holds.
+
+    Without --yes nothing is deleted: you see what would be.
+
+    Example: chasqui obliterate emails --force --yes
+    """
+
+    async def deed(it: Queue) -> str:
+        if yes:
+            return f"deleted {count(await it.obliterate(force=force), 'key')} of queue {queue}"
+        counts = await it.counts()
+        if not force:
+            try:
+                counts.refuse_if_any(queue)
+            except NotSupportedError as error:
+                raise ValueError(str(error).replace("obliterate(force=True)", "--force")) from None
+        return (
+            f"would delete queue {queue}: {counts.waiting} waiting, {counts.pending} pending, "
+            f"{counts.delayed} delayed, {counts.dlq} dead, {counts.repeatables} repeatable; "
+            "add --yes to do it"
+        )
+
+    print(on_queue(queue, redis_url, deed))

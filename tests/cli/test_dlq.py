@@ -1,0 +1,74 @@
+"""`dlq peek`, `show`, `replay`, `delete`."""
+
+from collections.abc import Callable
+
+from tests.cli.conftest import Chasqui
+
+
+def test_peek_lists_the_dead_and_counts_their_reasons(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    first = bury("mail", {"to": "ada"}, "retries_exhausted", error="TimeoutError: no answer")
+    bury("sms", 1, "unrecoverable", detail="no such number")
+    ran = chasqui("dlq", "peek", queue_name)
+    entries, _, reasons = ran.out.partition("\n\n")
+    assert first in entries
+    assert "no such number" in entries
+    assert reasons.splitlines() == ["reason\tjobs", "retries_exhausted\t1", "unrecoverable\t1"]
+    (row,) = chasqui("dlq", "peek", queue_name, "--name", "mail", "--json").json
+    assert (row["dlq_id"], row["source_id"], row["job_id"]) == (first, "5-0", "id-mail")
+    assert chasqui("dlq", "peek", queue_name, "--until", "1h").out == "no dead jobs\n"
+
+
+def test_show_tells_everything_about_one(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    dlq_id = bury(
+        "mail", {"to": "ada"}, "retries_exhausted", traceback="File x\n  raise", attempts="3"
+    )
+    told = chasqui("dlq", "show", queue_name, dlq_id, "--json").json
+    assert told["data"] == {"to": "ada"}
+    assert told["attempts"] == 3
+    shown = chasqui("dlq", "show", queue_name, dlq_id).out
+    assert 'data\t{"to": "ada"}\n' in shown
+    assert "traceback\tFile x\n\t  raise\n" in shown
+    missing = chasqui("dlq", "show", queue_name, "1-1")
+    assert (missing.code, missing.out) == (1, "not found\n")
+
+
+def test_show_counts_all_by_reason_name_and_error(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    for _ in range(3):
+        bury("mail", 1, "retries_exhausted", error="boom")
+    bury("sms", 1, "malformed")
+    assert chasqui("dlq", "show", queue_name, "--json").json == {
+        "reason": {"retries_exhausted": 3, "malformed": 1},
+        "name": {"mail": 3, "sms": 1},
+        "error": {"boom": 3, "": 1},
+    }
+    assert "mail\t3\n" in chasqui("dlq", "show", queue_name).out
+
+
+def test_replay_moves_only_with_yes(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    for _ in range(3):
+        bury("mail", 1, "retries_exhausted", error="boom")
+    bury("sms", 1, "unrecoverable")
+    selected = ["dlq", "replay", queue_name, "--error", "boom", "--limit", "2"]
+    assert chasqui(*selected).out == "would replay 2 of 4 entries; add --yes to do it\n"
+    assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 0
+    assert chasqui(*selected, "--yes").out == "replayed 2 of 4 entries\n"
+    facts = chasqui("inspect", queue_name, "--json").json
+    assert (facts["stream_depth"], facts["dlq_depth"]) == (2, 2)
+
+
+def test_delete_deletes_only_with_yes(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    kept, dropped = bury("mail", 1, "unrecoverable"), bury("mail", 2, "malformed")
+    selected = ["dlq", "delete", queue_name, "--id", dropped]
+    assert chasqui(*selected).out == "would delete 1 of 2 entries; add --yes to do it\n"
+    assert chasqui(*selected, "--yes", "--json").json == {"deleted": 1, "selected": 1, "in_dlq": 2}
+    assert [row["dlq_id"] for row in chasqui("dlq", "peek", queue_name, "--json").json] == [kept]

@@ -1,0 +1,178 @@
+"""`add`, `inspect`, `queues`, `delayed`, `repeatable`, `pause`, `resume`, `obliterate`."""
+
+import json
+from pathlib import Path
+
+import redis
+
+from chasqui.keys import Keys
+from tests.cli.conftest import Chasqui, run, run_in_terminal
+from tests.servers import RemoteServer, Server
+
+
+def test_jobs_are_added_and_seen_on_every_server(
+    server: Server | RemoteServer, queue_name: str
+) -> None:
+    url = server.url
+    assert run("add", queue_name, "mail", '{"to": "ada"}', url=url).code == 0
+    assert run("add", queue_name, "mail", "null", "--delay", "1h", url=url).code == 0
+    assert run("repeatable", "add", queue_name, "mail", "--every", "1h", url=url).code == 0
+    facts = run("inspect", queue_name, "--json", url=url).json
+    assert facts["oldest_job_in_stream_ms"] >= 0
+    del facts["oldest_job_in_stream_ms"]
+    assert facts == {
+        "stream_depth": 1,
+        "pending": 0,
+        "dlq_depth": 0,
+        "delayed_depth": 1,
+        "oldest_delayed_lag_ms": 0,
+        "repeatable_count": 1,
+        "paused": False,
+    }
+    listed = {row["queue"]: row for row in run("queues", "--json", url=url).json}
+    assert listed[queue_name]["waiting"] == 1
+    assert run("doctor", url=url).err == ""
+
+
+def test_inspect_prints_the_rows_of_chasquimq_first(chasqui: Chasqui, queue_name: str) -> None:
+    ran = chasqui("inspect", queue_name)
+    assert ran.out.splitlines()[:6] == [
+        "stream depth\t0",
+        "pending\t0 (group not created)",
+        "DLQ depth\t0",
+        "delayed depth\t0",
+        "oldest delayed lag (ms)\t-",
+        "repeatable count\t0",
+    ]
+
+
+def test_inspect_counts_what_a_worker_has(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    chasqui("add", queue_name, "mail", "1")
+    stream = Keys(queue_name).stream
+    with redis.Redis.from_url(valkey_9.url) as client:
+        client.xgroup_create(stream, "default", "0")
+        client.xreadgroup("default", "somebody", {stream: ">"})
+    assert "pending\t1\n" in chasqui("inspect", queue_name).out
+    assert "pending\t0 (group not created)\n" in chasqui("inspect", queue_name, "--group", "x").out
+
+
+def test_second_job_of_an_id_is_not_added(chasqui: Chasqui, queue_name: str) -> None:
+    assert chasqui("add", queue_name, "mail", "1", "--id", "one").out == "one\n"
+    assert chasqui("add", queue_name, "mail", "1", "--id", "one").out == "one was there already\n"
+    again = chasqui("add", queue_name, "mail", "1", "--id", "one", "--json")
+    assert again.json == {"id": "one", "is_new": False}
+    assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1
+
+
+def test_options_reach_the_envelope(chasqui: Chasqui, valkey_9: Server, queue_name: str) -> None:
+    chasqui("add", queue_name, "mail", "[1]", "--attempts", "3", "--backoff", "2s")
+    with redis.Redis.from_url(valkey_9.url) as client:
+        ((_, fields),) = client.xrange(Keys(queue_name).stream)
+    assert fields[b"n"] == b"mail"
+    assert fields[b"d"].endswith(b"\x92\x03\x95\xa5fixed\xcd\x07\xd0\xc0\xc0\xc0")
+
+
+def test_file_is_added_line_by_line(chasqui: Chasqui, queue_name: str, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    lines = [json.dumps({"name": "mail", "data": {"i": i}}) for i in range(2500)]
+    lines[10] = json.dumps({"name": "mail", "data": 1, "delay_ms": 3_600_000, "job_id": "late"})
+    path.write_text("\n".join([*lines, "", lines[10]]) + "\n")
+    ran = chasqui("add", queue_name, "--from", str(path), "--json")
+    assert ran.code == 0
+    assert (ran.json["added"], ran.json["already_there"]) == (2500, 1)
+    facts = chasqui("inspect", queue_name, "--json").json
+    assert (facts["stream_depth"], facts["delayed_depth"]) == (2499, 1)
+
+
+def test_broken_line_is_named_with_the_way_on(
+    chasqui: Chasqui, queue_name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "jobs.jsonl"
+    good = '{"data": 1}\n'
+    path.write_text(good * 1500 + '{"data": 1, "color": "red"}\n' + good)
+    ran = chasqui("add", queue_name, "mail", "--from", str(path))
+    assert ran.code == 2
+    assert "chasqui: line 1501: unknown option 'color'" in ran.err
+    assert "lines 1 to 1000 are in: go on with --skip 1000" in " ".join(ran.err.split())
+    path.write_text(path.read_text().replace(', "color": "red"', ""))
+    ran = chasqui("add", queue_name, "mail", "--from", str(path), "--skip", "1000")
+    assert ran.out.startswith("added 502 jobs")
+    assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1502
+
+
+def test_line_that_is_not_json_is_named(chasqui: Chasqui, queue_name: str) -> None:
+    ran = chasqui("add", queue_name, "--from", "-", stdin='{"name": "a", "data": 1}\n[]\n')
+    assert ran.code == 2
+    assert "chasqui: line 2 is no job" in ran.err
+    ran = chasqui("add", queue_name, "--from", "-", stdin="{\n")
+    assert "chasqui: line 1 is not JSON" in ran.err
+
+
+def test_delayed_job_is_listed_and_cancelled(chasqui: Chasqui, queue_name: str) -> None:
+    job_id = chasqui("add", queue_name, "mail", "1", "--delay", "1h").out.strip()
+    ((_, name, listed_id, attempt),) = chasqui("delayed", "list", queue_name).rows
+    assert (name, listed_id, attempt) == ("mail", job_id, "1")
+    assert chasqui("delayed", "cancel", queue_name, job_id).rows == [[job_id, "cancelled"]]
+    again = chasqui("delayed", "cancel", queue_name, job_id)
+    assert (again.code, again.rows) == (1, [[job_id, "not found"]])
+    assert chasqui("delayed", "list", queue_name).out == "no delayed jobs\n"
+
+
+def test_repeatable_job_is_added_listed_and_removed(chasqui: Chasqui, queue_name: str) -> None:
+    cron = ["--cron", "0 8 * * *", "--tz", "Europe/Madrid", "--missed", "fire-all:3"]
+    key = chasqui("repeatable", "add", queue_name, "digest", "{}", *cron, "--json").json["key"]
+    assert key == "digest::cron:0 8 * * *:Europe/Madrid"
+    (row,) = chasqui("repeatable", "list", queue_name, "--json").json
+    assert row["key"] == key
+    assert row["pattern"] == {"kind": "cron", "expression": "0 8 * * *", "tz": "Europe/Madrid"}
+    assert row["missed_fires"] == {"kind": "fire-all", "max_catchup": 3}
+    removed = chasqui("repeatable", "remove", queue_name, key)
+    assert (removed.code, removed.out) == (0, "removed\n")
+    gone = chasqui("repeatable", "remove", queue_name, key)
+    assert (gone.code, gone.out) == (1, "not found\n")
+
+
+def test_pause_and_resume(chasqui: Chasqui, queue_name: str) -> None:
+    assert chasqui("pause", queue_name).out.startswith(f"queue {queue_name} paused")
+    assert chasqui("inspect", queue_name, "--json").json["paused"] is True
+    assert queue_name in [row[0] for row in chasqui("queues").rows]
+    assert chasqui("resume", queue_name).out == f"queue {queue_name} resumed\n"
+    assert chasqui("inspect", queue_name, "--json").json["paused"] is False
+
+
+def test_obliterate_needs_yes_and_force(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    chasqui("add", queue_name, "mail", "1")
+    assert chasqui("obliterate", queue_name, "--yes").code == 2
+    ran = chasqui("obliterate", queue_name, "--force")
+    assert ran.out.startswith(f"would delete queue {queue_name}: 1 waiting")
+    assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1
+    assert chasqui("obliterate", queue_name, "--force", "--yes").out.startswith("deleted ")
+    with redis.Redis.from_url(valkey_9.url) as client:
+        assert list(client.scan_iter(Keys(queue_name).pattern, 10_000)) == []
+
+
+def test_terminal_gets_a_table_of_80_columns_that_cuts_nothing(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    name = "a-name-that-is-rather-long-" * 3
+    chasqui("add", queue_name, name, "1", "--delay", "1h", "--id", "x" * 60)
+    shown = run_in_terminal("delayed", "list", queue_name, url=valkey_9.url)
+    assert shown.code == 0
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert shown.out.count("x") >= 60
+
+
+def test_name_cannot_command_the_terminal(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    chasqui("add", queue_name, "\x1b[2Jgone", "1", "--delay", "1h")
+    for ran in (
+        chasqui("delayed", "list", queue_name),
+        run_in_terminal("delayed", "list", queue_name, url=valkey_9.url),
+    ):
+        assert "\x1b[2J" not in ran.out
+        assert "\\x1b[2J" in ran.out.replace("\n", "")
