@@ -9,7 +9,8 @@ import time
 from typing import Any, Final
 
 from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import xadd_event
+from chasqui._core.command import xadd_event, xadd_run_event
+from chasqui._core.entry import Entry
 from chasqui.connection import Connection
 from chasqui.keys import (
     EVENT_ATTEMPT,
@@ -45,13 +46,21 @@ class EventWriter:
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
 
-    def active(self, job_id: str, name: str, attempt: int) -> None:
-        self._write(ACTIVE, job_id, name, (EVENT_ATTEMPT, attempt))
-
-    def completed(self, job_id: str, name: str, attempt: int, duration_us: int) -> None:
-        self._write(
-            COMPLETED, job_id, name, (EVENT_ATTEMPT, attempt, EVENT_DURATION_US, duration_us)
+    def active(self, entry: Entry) -> None:
+        xadd_run_event(
+            self._buffer, self._key, ACTIVE, entry, time.time_ns() // 1_000_000, entry.attempt + 1
         )
+        if self._timer is None:
+            self._arm()
+
+    def completed(self, entry: Entry, duration_us: int) -> None:
+        buffer = self._buffer
+        ts_ms = time.time_ns() // 1_000_000
+        xadd_run_event(buffer, self._key, COMPLETED, entry, ts_ms, entry.attempt + 1, duration_us)
+        if self._timer is None:
+            self._arm()
+        elif len(buffer) >= FLUSH_BYTES:
+            self.run_once()
 
     def failed(
         self, job_id: str, name: str, attempt: int, reason: str, duration_us: int | None
@@ -95,9 +104,12 @@ class EventWriter:
         buffer = self._buffer
         xadd_event(buffer, self._key, event, job_id, time.time_ns() // 1_000_000, name, fields)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._on_timer)
+            self._arm()
         elif len(buffer) >= FLUSH_BYTES:
             self.run_once()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from chasqui._core.buffer import CommandBuffer
+from chasqui._core.entry import Entry
 from chasqui._core.ulid import UlidFactory
 
 Argument: TypeAlias = bytes | str | int | float
@@ -57,6 +58,15 @@ def xadd_event(
     fields: Sequence[Argument] | None = None,
     *,
     maxlen: int | None = None,
+) -> None: ...
+def xadd_run_event(
+    buffer: CommandBuffer,
+    key: bytes,
+    event: bytes,
+    entry: Entry,
+    ts_ms: int,
+    attempt: int,
+    duration_us: int = -1,
 ) -> None: ...
 def xackdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...
 def xack_xdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...

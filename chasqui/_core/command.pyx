@@ -10,6 +10,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from chasqui._core.buffer cimport HEADER_BYTES, CommandBuffer, decimal_width, put_bulk, put_decimal, put_header
+from chasqui._core.entry cimport Entry
 from chasqui._core.envelope cimport envelope_size, put_envelope
 from chasqui._core.ulid cimport ULID_CHARS, UlidFactory
 
@@ -235,6 +236,46 @@ def xadd_event(CommandBuffer buffer not None, bytes key not None, bytes event no
     if fields:
         pairs += fields
     xadd(buffer, key, pairs, maxlen=maxlen)
+
+
+def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes event not None, Entry entry not None,
+                   uint64_t ts_ms, uint64_t attempt, long long duration_us=-1):
+    """XADD of what every run of an entry tells: that it began, and how long it took (-1: left out).
+
+    The same bytes as `xadd_event` writes, without a Python object on the way: two of them go with every job.
+    """
+    cdef Py_ssize_t name_size, id_size = 0, arguments = 11
+    cdef const char* name = PyUnicode_AsUTF8AndSize(entry.name, &name_size)
+    cdef const char* id = b""
+    cdef char* out
+    if entry.envelope is not None:
+        id = PyBytes_AS_STRING(entry.envelope) + entry._view.id_at
+        id_size = entry._view.id_size
+    if name_size:
+        arguments += 2
+    if duration_us >= 0:
+        arguments += 2
+    out = buffer.reserve(24 * HEADER_BYTES + PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(event) + id_size + name_size)
+    out = put_header(out, c'*', arguments)
+    out = put_bulk(out, b"XADD", 4)
+    out = put_bulk(out, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+    out = put_bulk(out, b"*", 1)
+    out = put_bulk(out, b"e", 1)
+    out = put_bulk(out, PyBytes_AS_STRING(event), PyBytes_GET_SIZE(event))
+    out = put_bulk(out, b"id", 2)
+    out = put_bulk(out, id, id_size)
+    out = put_bulk(out, b"ts", 2)
+    out = _put_number(out, ts_ms)
+    if name_size:
+        out = put_bulk(out, b"n", 1)
+        out = put_bulk(out, name, name_size)
+    out = put_bulk(out, b"attempt", 7)
+    out = _put_number(out, attempt)
+    if duration_us >= 0:
+        out = put_bulk(out, b"duration_us", 11)
+        out = _put_number(out, duration_us)
+    buffer.advance(out)
+    buffer.commands += 1
 
 
 def xackdel(CommandBuffer buffer not None, bytes key not None, bytes group not None, list ids not None):

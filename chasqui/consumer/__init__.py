@@ -102,7 +102,6 @@ class Engine:
             finished=lambda: self._dispatcher.finished,
             on_drained=self._drained,
         )
-        self._dispatcher.low_water = lambda: self._reader.low_water
         self._dispatcher.on_low = self._reader.wake
         self._dispatcher.on_exit = self.stop
         self._heartbeat = Heartbeat(

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 from chasqui._core.entry import Entry
-from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
+from chasqui.consumer.dispatcher import Dispatcher, UnreadableError, within
 from chasqui.consumer.holdings import Slot
 from chasqui.errors import BatchError
 
@@ -60,15 +60,15 @@ class BatchDispatcher(Dispatcher):
         if not good:
             return
         if self._events is not None:
-            for entry, job in zip(good, jobs, strict=True):
-                self._events.active(job.id, entry.name, entry.attempt + 1)
+            for entry in good:
+                self._events.active(entry)
         started_ns = time.perf_counter_ns()
-        run = self._handlers.find(ANY)
+        run, limit_s = self._handlers.find(ANY)
         assert run is not None  # a batch handler is a single one
         failures: dict[str, BaseException] = {}
         results: Any = None
         try:
-            results = await self._limited(run(jobs), ANY)
+            results = await (run(jobs) if limit_s is None else within(limit_s, run(jobs)))
         except BatchError as error:
             failures = dict(error.failures)
             if unknown := failures.keys() - {job.id for job in jobs}:

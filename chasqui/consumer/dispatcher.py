@@ -77,9 +77,8 @@ class Dispatcher:
         self._waking = 0
         self._is_stopping = False
         self.finished = 0
-        #: Called when only `low_water()` entries are left waiting.
+        #: Called when few entries are left waiting.
         self.on_low: Callable[[], None] = lambda: None
-        self.low_water: Callable[[], int] = lambda: 0
         #: Set when a handler asked the process to end.
         self.exit: BaseException | None = None
         self.on_exit: Callable[[], None] = lambda: None
@@ -161,7 +160,8 @@ class Dispatcher:
         return not pending
 
     async def _work(self, slot: Slot) -> None:
-        waiting = self._holdings.waiting
+        holdings = self._holdings
+        waiting = holdings.waiting
         in_a_row = 0
         while not self._is_stopping:
             if not waiting:
@@ -169,7 +169,7 @@ class Dispatcher:
                 in_a_row = 0
                 continue
             entry = waiting.popleft()
-            if len(waiting) == self.low_water():
+            if len(waiting) == holdings.low_water:
                 self.on_low()
             if waiting and self._idle and self._waking < 2:
                 self._wake(1)
@@ -197,7 +197,7 @@ class Dispatcher:
     async def _run(self, slot: Slot, entry: Entry) -> None:
         """One job from its entry to its end."""
         name = entry.name
-        run = self._handlers.find(name)
+        run, limit_s = self._handlers.find(name)
         if run is None:
             self._bury(entry, Bury(UNRECOVERABLE, NO_HANDLER), attempt=entry.attempt + 1)
             return
@@ -207,9 +207,8 @@ class Dispatcher:
         try:
             job = self._make_job(entry)
             if events is not None:
-                events.active(job.id, name, entry.attempt + 1)
-            limit_s = self._handlers.timeout_s(name)
-            result = await (run(job) if limit_s is None else _within(limit_s, run(job)))
+                events.active(entry)
+            result = await (run(job) if limit_s is None else within(limit_s, run(job)))
             encoded = self._encode_result(result)
         except BaseException as error:
             slot.entry = None
@@ -218,10 +217,6 @@ class Dispatcher:
             return
         self._completed(entry, job.id, encoded, started_ns)
         slot.entry = None
-
-    async def _limited(self, run: Awaitable[Any], name: str) -> Any:
-        limit_s = self._handlers.timeout_s(name)
-        return await (run if limit_s is None else _within(limit_s, run))
 
     # ── Runs that are over ──────────────────────────────────────────────────────────────────────
 
@@ -238,7 +233,7 @@ class Dispatcher:
             return
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         if self._events is not None:
-            self._events.completed(job_id, entry.name, entry.attempt + 1, duration_us)
+            self._events.completed(entry, duration_us)
         if self._metrics is not None:
             self._metrics.job_outcome(
                 JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, entry.name)
@@ -329,7 +324,7 @@ class UnreadableError(PayloadError):
     """The envelope is good and the payload in it is not: no run will ever read it."""
 
 
-async def _within(limit_s: float, run: Awaitable[Any]) -> Any:
+async def within(limit_s: float, run: Awaitable[Any]) -> Any:
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await run

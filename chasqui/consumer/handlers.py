@@ -9,10 +9,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
+
+#: Names come from producers, who may make up any number of them.
+KNOWN_NAMES: Final = 1000
 
 
 class Handlers:
@@ -34,6 +37,7 @@ class Handlers:
         self._timeouts = timeout_ms
         self._runners: dict[str, Runner] = {}
         self._default: Runner | None = None
+        self._known: dict[str, tuple[Runner | None, float | None]] = {}
         if isinstance(handler, Mapping):
             for name, one in handler.items():
                 self._runners[name] = self._runner(_check(one, f"handler[{name!r}]"), name)
@@ -43,19 +47,19 @@ class Handlers:
             if default is not None:
                 raise TypeError("default is taken only where handler is a mapping of names")
             self._default = self._runner(_check(handler, "handler"), "")
-        #: True where every job goes to one coroutine function, with no limit on its time.
-        self.is_single = not self._runners and self._default is handler and timeout_ms is None
 
-    def find(self, name: str) -> Runner | None:
-        """What runs a job of this name; None if nothing does."""
-        return self._runners.get(name, self._default)
+    def find(self, name: str) -> tuple[Runner | None, float | None]:
+        """What runs a job of this name, or None, and how many seconds a run may take, or None."""
+        return self._known.get(name) or self._look_up(name)
 
-    def timeout_s(self, name: str) -> float | None:
-        """How long a run of this name may take."""
+    def _look_up(self, name: str) -> tuple[Runner | None, float | None]:
         limit = self._timeouts
         if isinstance(limit, Mapping):
             limit = limit.get(name)
-        return None if limit is None else limit / 1000
+        found = self._runners.get(name, self._default), None if limit is None else limit / 1000
+        if len(self._known) < KNOWN_NAMES:
+            self._known[name] = found
+        return found
 
     def close(self) -> None:
         """Let the pools go. A thread that still runs cannot be stopped; a process is ended."""

@@ -30,6 +30,8 @@ class Holdings:
         self.lease_s = lease_s
         #: Delivered, not started.
         self.waiting: deque[Entry] = deque()
+        #: When so few are left, the reader wants to know.
+        self.low_water = 0
         self.slots: list[Slot] = []
         #: Each gives the ids that a part of the engine still has business with: acks, moves.
         self.others: list[Callable[[], Iterable[bytes]]] = []

@@ -77,8 +77,6 @@ class Reader:
         self._entry_bytes = 256.0
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
-        #: The dispatcher calls `wake` when this many entries are left waiting.
-        self.low_water = 0
 
     def wake(self) -> None:
         """There is room again."""
@@ -249,9 +247,9 @@ class Reader:
             ahead = most = min(most, config.read_count)
         else:
             ahead = max(config.concurrency // 4 + 1, int(self._pace * AHEAD_S))
-        self.low_water = ahead // 2
+        self._holdings.low_water = low_water = ahead // 2
         room = ahead + self._idle_slots() - waiting
-        return min(room, most) if waiting <= self.low_water else 0
+        return min(room, most) if waiting <= low_water else 0
 
     def _learn_size(self, entries: list[Entry]) -> None:
         sample = entries[0].envelope
