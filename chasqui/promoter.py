@@ -19,15 +19,14 @@ from chasqui._core.command import xadd_event
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone
-from chasqui.keys import Keys
+from chasqui.events import DLQ, EVENTS_KEPT, WAITING
+from chasqui.keys import EVENT_ATTEMPT, REASON, Keys
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
 from chasqui.request import Effect, Request
 
 logger = logging.getLogger(__name__)
 
-#: How many events are kept, about.
-EVENTS_MAXLEN: Final = 100_000
 #: How long after the last job that nobody rang for such jobs are still expected.
 FOREIGN_MEMORY_S: Final = 60.0
 #: The longest sleep between two looks at the set while none are expected.
@@ -198,14 +197,14 @@ class PromoterDuty(Duty):
             buffer.command("DEL", *map(keys.didx, texts))
         if self._config.has_events:
             for _ in range(malformed):
-                fields = (b"attempt", 0, b"reason", b"malformed")
-                xadd_event(buffer, keys.events, b"dlq", "", now_ms, "", fields)
+                fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
+                xadd_event(buffer, keys.events, DLQ, "", now_ms, "", fields)
             last = len(texts) - 1
             for i, (job_id, name) in enumerate(zip(texts, names, strict=True)):
                 # One trim for all of them.
-                maxlen = EVENTS_MAXLEN if i == last else None
+                maxlen = EVENTS_KEPT if i == last else None
                 text = name.decode(errors="replace")
-                xadd_event(buffer, keys.events, b"waiting", job_id, now_ms, text, maxlen=maxlen)
+                xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text, maxlen=maxlen)
         if buffer:
             request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
             self._flushing = self.connection.submit(request)
