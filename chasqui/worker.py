@@ -102,6 +102,16 @@ class Worker:
         self._is_closed = False
 
     @property
+    def consumer_id(self) -> str:
+        """Under which name it takes part in the group."""
+        return self._config.consumer_id
+
+    @property
+    def shutdown_deadline_s(self) -> float:
+        """How long the drain waits for handlers."""
+        return self._config.shutdown_deadline_s
+
+    @property
     def is_running(self) -> bool:
         return self._running is not None and not self._running.done()
 

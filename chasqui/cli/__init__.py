@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from chasqui._version import VERSION
-from chasqui.cli import add, delayed, demo, dlq, doctor, inspect, queues, repeatable, server, state
+from chasqui.cli import (
+    add,
+    delayed,
+    demo,
+    dlq,
+    doctor,
+    inspect,
+    queues,
+    repeatable,
+    server,
+    state,
+    worker,
+)
 from chasqui.cli.options import RedisUrl
 
 app = typer.Typer(
@@ -20,6 +32,7 @@ app = typer.Typer(
 for _command in (
     demo.demo,
     server.server,
+    worker.worker,
     add.add,
     inspect.inspect,
     queues.queues,

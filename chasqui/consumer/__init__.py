@@ -45,6 +45,10 @@ class Health:
     moves_waiting: int
     #: Entries that others took over while they were in hand.
     lost: int
+    #: Runs that are over, well or badly.
+    finished: int
+    #: Runs that the end of the drain cancelled.
+    cut_short: int
 
 
 class Engine:
@@ -117,6 +121,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_running = False
         self._lost_count = 0
+        self._cut_short = 0
 
     def stop(self) -> None:
         """Begin the drain; `run` returns when it is over."""
@@ -181,7 +186,9 @@ class Engine:
         if not finishing.done():
             finishing.cancel()
             await asyncio.gather(finishing, return_exceptions=True)
-            await self._dispatcher.stop(0)
+            self._cut_short = await self._dispatcher.stop(0)
+        else:
+            self._cut_short = finishing.result()
         cut_short.cancel()
         flush_s = max(FLUSH_DEADLINE_S, deadline_s - time.monotonic())
         await self._best_effort(self._flush(), flush_s)
@@ -220,6 +227,8 @@ class Engine:
             acks_waiting=self._acker.waiting,
             moves_waiting=self._relocator.waiting,
             lost=self._lost_count,
+            finished=self._dispatcher.finished,
+            cut_short=self._cut_short,
         )
 
     def _drained(self) -> None:

@@ -143,21 +143,21 @@ class Dispatcher:
             self._holdings.slots.append(slot)
             self._tasks.append(loop.create_task(self._work(slot)))
 
-    async def stop(self, deadline_s: float) -> bool:
-        """Start nothing more, let what runs finish; False if the deadline cut some of it short."""
+    async def stop(self, deadline_s: float) -> int:
+        """Start nothing more, let what runs finish; how much of it the deadline cut short."""
         self._is_stopping = True
         while self._idle:
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
         if not self._tasks:
-            return True
+            return 0
         _, pending = await asyncio.wait(self._tasks, timeout=max(0.0, deadline_s))
         for task in pending:
             task.cancel()
         if pending:
             await asyncio.wait(pending, timeout=1.0)
-        return not pending
+        return len(pending)
 
     async def _work(self, slot: Slot) -> None:
         holdings = self._holdings

@@ -9,7 +9,7 @@ from tests.cli.conftest import Chasqui, run, run_in_terminal
 from tests.servers import Server
 
 COMMANDS = [
-    "demo", "server", "add", "inspect", "queues", "pause", "resume", "obliterate", "doctor",
+    "demo", "server", "worker", "add", "inspect", "queues", "pause", "resume", "obliterate", "doctor",
     "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
     "repeatable list", "repeatable add", "repeatable remove",
 ]  # fmt: skip

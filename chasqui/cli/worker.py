@@ -1,0 +1,65 @@
+"""`chasqui worker`: a program's worker as a process, or as several."""
+
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+from chasqui import runner
+from chasqui.cli.options import RedisUrl
+from chasqui.runner import Recycle
+from chasqui.supervisor import Supervisor
+
+
+def worker(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:WORKER", help="Where it is: a Worker, or a function that makes one."
+        ),
+    ],
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Run so many, each with its own slots, and replace those that die."
+        ),
+    ] = None,
+    max_jobs: Annotated[
+        int | None, typer.Option(min=1, help="Replace a process after about so many jobs.")
+    ] = None,
+    max_rss: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="MB", help="Replace a process that takes so much memory."),
+    ] = None,
+    redis_url: RedisUrl = None,
+) -> None:
+    """Run a worker until SIGTERM or SIGINT, then drain it.
+
+    The drain hands back what has not begun, lets handlers finish up to the
+    worker's shutdown_deadline_s and acknowledges. A second signal stops at once:
+    handlers are cancelled, and their jobs run elsewhere.
+
+    --redis-url counts for a worker that names no server itself.
+
+    Exit codes: 0 drained; 1 an error, or handlers outlasted the drain; 2 there is
+    no such worker; 130 or 143 stopped at once, by SIGINT or SIGTERM.
+
+    Example: chasqui worker shop.jobs:worker --processes 4
+    """
+    if redis_url is not None:
+        os.environ["CHASQUI_URL"] = redis_url  # inherited by the processes, unlike an argument
+    prepare()
+    recycle = Recycle(max_jobs, None if max_rss is None else max_rss << 20)
+    if processes is None and recycle == runner.NEVER:
+        loaded = runner.load_or_tell(target)
+        code = runner.FAILED if loaded is None else runner.run(loaded)
+    else:
+        code = Supervisor(target, processes or 1, recycle, prepare).run()
+    raise typer.Exit(code)
+
+
+def prepare() -> None:
+    """In every process: log as the other commands do, and what a worker does as well."""
+    logging.basicConfig(format="chasqui: %(message)s", level=logging.WARNING)
+    logging.getLogger("chasqui").setLevel(logging.INFO)

@@ -1,0 +1,206 @@
+"""Running a `Worker` as a process: which one, on which loop, until when, with what exit code."""
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from chasqui.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+DRAINED: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+
+#: How often the limits of a process are looked at.
+CHECK_S: Final = 0.2
+#: A process that was told to stop at once is ended after this, come what may.
+STOP_NOW_S: Final = 2.0
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+class TargetError(ValueError):
+    """What was named is no worker; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recycle:
+    """When a process has had its time. None: never."""
+
+    max_jobs: int | None = None
+    max_rss_bytes: int | None = None
+
+    def is_due(self, worker: Worker) -> bool:
+        health = worker.health()
+        if self.max_jobs is not None and health is not None and health.finished >= self.max_jobs:
+            return True
+        return self.max_rss_bytes is not None and rss_bytes() >= self.max_rss_bytes
+
+
+NEVER: Final = Recycle()
+
+
+def load(target: str) -> Worker:
+    """The worker that `module:attribute` names: the thing itself, or what a factory makes.
+
+    Raises TargetError for a name that leads nowhere. What the module itself raises goes through.
+    """
+    module_name, separator, path = target.partition(":")
+    if not module_name or not separator or not path:
+        raise TargetError(f"{target!r} is no worker: write it as module:attribute")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does, and the console script does not
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module needs
+        raise TargetError(f"there is no module {error.name!r} in {here} or on the path") from None
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise TargetError(f"module {module_name!r} has no {path!r}") from None
+    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
+        found = found()
+    if not isinstance(found, Worker):
+        kind = _with_article(type(found).__name__)
+        raise TargetError(f"{target} is {kind}, not a Worker or a function that makes one")
+    return found
+
+
+def load_or_tell(target: str) -> Worker | None:
+    """The worker; None if the module raised, which has then been shown without our own frames."""
+    try:
+        return load(target)
+    except TargetError:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and _is_machinery(trace.tb_frame):
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        return None
+
+
+def run(worker: Worker, recycle: Recycle = NEVER) -> int:
+    """Run until SIGTERM or SIGINT and drain; the second signal stops at once. The exit code."""
+    with Stop(worker) as stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop.on_signal)
+        return run_until(worker, stop, recycle)
+
+
+def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
+    """Run on a loop of its own until `stop` is asked for; the exit code."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(worker, stop, recycle))
+    health = worker.health()
+    if stop.code == DRAINED and health is not None and health.cut_short:
+        logger.warning("%d jobs took longer than the drain and go back", health.cut_short)
+        stop.code = FAILED
+    return stop.code
+
+
+class Stop:
+    """The end of a worker, asked for from signal handlers and other threads."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = 0
+        self.code = DRAINED
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        if self._asked:
+            self.drain()
+        if self._asked > 1:
+            self._call(self._worker.stop_now)
+
+    def on_signal(self, number: int, frame: FrameType | None = None) -> None:
+        """The first asks for the drain, the second cuts it short, the third waits for nothing."""
+        self._asked += 1
+        if self._asked == 1:
+            logger.info("draining; once more to stop at once")
+            self.drain()
+        elif self._asked == 2:
+            self.now(128 + number)
+        else:
+            os._exit(128 + number)
+
+    def drain(self) -> None:
+        self._asked = max(self._asked, 1)
+        self._call(lambda: asyncio.ensure_future(self._worker.close()))
+
+    def now(self, code: int) -> None:
+        """Cancel what runs. A handler that will not be cancelled does not keep the process."""
+        self._asked = max(self._asked, 2)
+        self.code = code
+        self._call(self._worker.stop_now)
+        timer = threading.Timer(STOP_NOW_S, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+
+    def _call(self, deed: Callable[[], object]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(deed)
+
+    def __enter__(self) -> "Stop":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.code != DRAINED:
+            # Threads of handlers that were cut short may never end, and Python would wait for them.
+            logging.shutdown()
+            os._exit(self.code)
+
+
+def rss_bytes() -> int:
+    """How much memory this process takes; where the system does not say, the most it ever took."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+async def _run(worker: Worker, stop: Stop, recycle: Recycle) -> None:
+    stop.attach(asyncio.get_running_loop())
+    running = asyncio.ensure_future(worker.run())
+    if recycle != NEVER:
+        while not (await asyncio.wait([running], timeout=CHECK_S))[0]:
+            if recycle.is_due(worker) and not worker.is_closed:
+                logger.info("worker of queue %s has had its time: recycled", worker.name)
+                await worker.close()
+    await running
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name == __file__ or name.startswith("<frozen importlib") or "/importlib/" in name
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

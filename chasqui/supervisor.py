@@ -1,0 +1,268 @@
+"""Several processes of one worker: started, restarted, recycled, drained, and never left behind.
+
+Each process has a line to the supervisor. It asks over the line for the drain and for the end; when
+the supervisor dies the line breaks, and the process drains by itself. Signals would not do: a
+terminal or a service manager sends them to the whole group, and a process would get each one twice.
+"""
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Final
+
+from chasqui import runner
+from chasqui.errors import ChasquiError
+from chasqui.runner import DRAINED, FAILED, USAGE, Recycle, Stop, TargetError
+
+logger = logging.getLogger(__name__)
+
+RESTART_MIN_S, RESTART_MAX_S = 0.5, 30.0
+#: A process that lived this long is not to blame for the deaths before it.
+HEALTHY_S: Final = 30.0
+#: How much longer than it must a process may take to stop at once, before it is killed.
+KILL_SLACK_S: Final = 1.0
+#: How much longer than its deadline the drain of a process may take that has no supervisor.
+ORPHAN_SLACK_S: Final = 15.0
+#: Recycling is spread over this share of the limit, so that not all processes go at once.
+SPREAD: Final = 0.1
+
+_LOADED, _DRAIN, _NOW = b"loaded ", b"drain", b"now "
+
+
+@dataclass(slots=True)
+class Place:
+    """One of the processes, and its successors."""
+
+    process: SpawnProcess | None = None
+    line: Connection | None = None
+    #: Its consumer, once it has said so.
+    consumer_id: str | None = None
+    started_s: float = 0.0
+    start_at_s: float = 0.0
+    deaths: int = 0
+
+
+class Supervisor:
+    """Keeps `count` processes of a worker running."""
+
+    def __init__(
+        self,
+        target: str,
+        count: int,
+        recycle: Recycle = runner.NEVER,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`prepare` is called in each process first; it must be importable."""
+        self._target = target
+        self._recycle = recycle
+        self._prepare = prepare
+        self._places = [Place() for _ in range(count)]
+        self._spawn = multiprocessing.get_context("spawn")
+        self._signals: list[int] = []
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._is_stopping = False
+        self._code = DRAINED
+
+    def run(self) -> int:
+        """Until SIGTERM or SIGINT, or until a process says that what was asked makes no sense."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            while not self._is_stopping or any(place.process for place in self._places):
+                self.run_once()
+        finally:
+            self._end_all()
+        return self._code
+
+    def run_once(self) -> None:
+        """Start who is due, then wait for something to happen and see to it."""
+        idle_s = None if self._is_stopping else self._start_due()
+        sentinels = {place.process.sentinel: place for place in self._places if place.process}
+        lines = {place.line: place for place in self._places if place.line}
+        for ready in wait([*sentinels, *lines, self._wake_read], idle_s):
+            if ready == self._wake_read:
+                os.read(self._wake_read, 64)
+            elif isinstance(ready, Connection):
+                self._hear(lines[ready])
+            elif isinstance(ready, int):
+                self._bury(sentinels[ready])
+        while self._signals:
+            self._obey(self._signals.pop(0))
+
+    # ── Processes ───────────────────────────────────────────────────────────────────────────────
+
+    def _start_due(self) -> float | None:
+        """How long until the next start is due; None if there is none to wait for."""
+        idle_s: list[float] = []
+        for place in self._places:
+            if place.process is None:
+                left_s = place.start_at_s - time.monotonic()
+                if left_s > 0:
+                    idle_s.append(left_s)
+                else:
+                    self._start(place)
+            if place.consumer_id is None:
+                break  # a mistake shows with the first: the others would only repeat it
+        return min(idle_s, default=None)
+
+    def _start(self, place: Place) -> None:
+        ours, theirs = self._spawn.Pipe()
+        taken = [other.consumer_id for other in self._places if other.process is not None]
+        place.process = self._spawn.Process(
+            target=_work,
+            args=(self._target, self._spread(), self._prepare, theirs, taken),
+            name=f"chasqui-worker-{self._places.index(place)}",
+        )
+        place.line, place.consumer_id, place.started_s = ours, None, time.monotonic()
+        place.process.start()
+        theirs.close()
+
+    def _spread(self) -> Recycle:
+        most = self._recycle.max_jobs
+        if most is None:
+            return self._recycle
+        return replace(self._recycle, max_jobs=most + random.randrange(int(most * SPREAD) + 1))
+
+    def _hear(self, place: Place) -> None:
+        assert place.line is not None
+        try:
+            said = place.line.recv_bytes()
+        except (EOFError, OSError):
+            place.line.close()
+            place.line = None
+            return
+        if said.startswith(_LOADED):
+            place.consumer_id = said.removeprefix(_LOADED).decode()
+
+    def _bury(self, place: Place) -> None:
+        """A process ended: say how, and when the next one comes."""
+        process = place.process
+        assert process is not None
+        process.join()
+        code = process.exitcode
+        self._forget(place)
+        if code == USAGE:
+            self._code = USAGE
+            self._drain()
+        elif self._is_stopping:
+            if code != DRAINED and self._code == DRAINED:
+                self._code = FAILED
+        elif code == DRAINED:
+            place.deaths, place.start_at_s = 0, 0.0
+        else:
+            lived_s = time.monotonic() - place.started_s
+            place.deaths = 1 if lived_s >= HEALTHY_S else place.deaths + 1
+            delay_s = min(RESTART_MAX_S, RESTART_MIN_S * 2 ** (place.deaths - 1))
+            place.start_at_s = time.monotonic() + delay_s
+            logger.warning(
+                "process %d ended with %s; another one starts in %.1f s",
+                process.pid,
+                f"code {code}" if code is not None and code >= 0 else f"signal {-(code or 0)}",
+                delay_s,
+            )
+        process.close()
+
+    def _forget(self, place: Place) -> None:
+        if place.line is not None:
+            place.line.close()
+        place.process, place.line = None, None
+
+    # ── The end ─────────────────────────────────────────────────────────────────────────────────
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        os.write(self._wake_write, b"!")
+
+    def _obey(self, number: int) -> None:
+        if not self._is_stopping:
+            logger.info("draining; once more to stop at once")
+            self._drain()
+        else:
+            self._code = 128 + number
+            self._tell(_NOW + str(self._code).encode())
+            self._end_all()
+
+    def _drain(self) -> None:
+        self._is_stopping = True
+        self._tell(_DRAIN)
+
+    def _tell(self, message: bytes) -> None:
+        for place in self._places:
+            if place.line is not None:
+                try:
+                    place.line.send_bytes(message)
+                except OSError:
+                    logger.debug("a process ended before it could be told %r", message)
+
+    def _end_all(self) -> None:
+        """Wait as long as stopping at once may take, then kill."""
+        self._is_stopping = True
+        deadline_s = time.monotonic() + runner.STOP_NOW_S + KILL_SLACK_S
+        for place in self._places:
+            if place.process is not None:
+                place.process.join(max(0.0, deadline_s - time.monotonic()))
+                if place.process.exitcode is None:
+                    place.process.kill()
+                    place.process.join()
+                self._forget(place)
+
+
+def _work(
+    target: str,
+    recycle: Recycle,
+    prepare: Callable[[], None],
+    line: Connection,
+    taken: list[str | None],
+) -> None:
+    """A process of the supervisor, from its start to its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the supervisor speaks for it
+    prepare()
+    try:
+        worker = runner.load_or_tell(target)
+        if worker is not None and worker.consumer_id in taken:
+            raise TargetError(
+                f"{target} gives every process the consumer_id {worker.consumer_id!r}: "
+                "leave it out, so that each gets its own"
+            )
+    except TargetError as error:
+        logger.error("%s", error)
+        raise SystemExit(USAGE) from None
+    if worker is None:
+        raise SystemExit(FAILED)
+    line.send_bytes(_LOADED + worker.consumer_id.encode())
+    with Stop(worker) as stop:
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.drain())
+        drain_s = worker.shutdown_deadline_s + ORPHAN_SLACK_S
+        listener = threading.Thread(target=_listen, args=(line, stop, drain_s), daemon=True)
+        listener.start()
+        try:
+            code = runner.run_until(worker, stop, recycle)
+        except (ChasquiError, OSError) as error:
+            logger.error("%s", error)
+            code = FAILED
+    raise SystemExit(code)
+
+
+def _listen(line: Connection, stop: Stop, drain_s: float) -> None:
+    """In a thread: do what the supervisor says. Once it is gone, drain, and be gone as well."""
+    while True:
+        try:
+            said = line.recv_bytes()
+        except (EOFError, OSError):
+            stop.drain()
+            time.sleep(drain_s)
+            os._exit(FAILED)  # a handler has blocked the loop all the time
+        if said == _DRAIN:
+            stop.drain()
+        elif said.startswith(_NOW):
+            stop.now(int(said.removeprefix(_NOW)))
