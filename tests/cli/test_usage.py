@@ -9,8 +9,8 @@ from tests.cli.conftest import Chasqui, run, run_in_terminal
 from tests.servers import Server
 
 COMMANDS = [
-    "demo", "server", "worker", "add", "inspect", "queues", "pause", "resume", "obliterate", "doctor",
-    "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
+    "demo", "server", "worker", "add", "inspect", "queues", "pause", "resume", "obliterate",
+    "doctor", "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
     "repeatable list", "repeatable add", "repeatable remove",
 ]  # fmt: skip
 
