@@ -7,8 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from chasqui import embedded
@@ -88,6 +90,7 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
     options: dict[str, Any] = {
         "socket_timeout": _LOOKUP_TIMEOUT_S,
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),  # a dead node is skipped, and we ask again ourselves
     }
     return options | {"ssl": True, **endpoint.tls_files} if endpoint.tls else options
 

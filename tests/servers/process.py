@@ -138,11 +138,7 @@ class Server:
 
     def _launch(self, port: int) -> bool:
         """Whether a server on this port came up; if not, nothing of it is left but its log."""
-        settings = {"bind": "127.0.0.1", "port": str(port), "unixsocket": str(self.socket)}
-        settings |= {"dir": str(self.directory), "daemonize": "no"} | self.settings
-        command = [str(self.binary)]
-        for name, value in settings.items():
-            command += [f"--{name.replace('_', '-')}", value]
+        command = self._command(port)
         # Sessions of their own: an interrupt at the keyboard is for the tests, not for the server.
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -163,6 +159,15 @@ class Server:
             time.sleep(0.005)
         self.kill()
         return False
+
+    def _command(self, port: int) -> list[str]:
+        """The command line of a server on this port."""
+        settings = {"bind": "127.0.0.1", "port": str(port), "unixsocket": str(self.socket)}
+        settings |= {"dir": str(self.directory), "daemonize": "no"} | self.settings
+        command = [str(self.binary)]
+        for name, value in settings.items():
+            command += [f"--{name.replace('_', '-')}", value]
+        return command
 
     @property
     def _log(self) -> Path:

@@ -1,0 +1,208 @@
+"""Sentinel and Cluster: the queue's server is found, and followed when it moves."""
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from chasqui import scripts
+from chasqui.blocking import BlockingConnection
+from chasqui.connection import Connection
+from chasqui.errors import UnreachableError
+from chasqui.request import Effect, Request, Script
+from tests.servers import Server
+from tests.servers.groups import Cluster, Watched, ask
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+Connect = Callable[..., Connection]
+ConnectBlocking = Callable[..., BlockingConnection]
+
+KINDS = ["redis-8.6", "valkey-9"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(request.param) as group:
+        yield group
+
+
+def keys(queue_name: str) -> tuple[str, bytes]:
+    """A key of the queue as text, and the queue's own."""
+    return f"{{chasqui:{queue_name}}}:n", b"{chasqui:%b}:stream" % queue_name.encode()
+
+
+def incr_by_script(name: str) -> Request:
+    """INCR in a script of its own, so that no node has it yet."""
+    source = f"return redis.call('incr', KEYS[1]) -- {uuid.uuid4()}".encode()
+    script = Script("incr", source, hashlib.sha1(source).hexdigest().encode())
+    return scripts.call(script, [name.encode()], [], Effect.ONCE)
+
+
+def other_than(cluster: Cluster, owner: Server) -> Server:
+    return next(member for member in cluster.members if member is not owner)
+
+
+# ── Cluster ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_each_queue_is_served_by_its_own_node(cluster: Cluster, connect: Connect) -> None:
+    ports = set()
+    for i in range(12):
+        name, key = keys(f"spread-{i}")
+        connection = connect(cluster.url, key=key)
+        await connection.execute("INCR", name, effect=Effect.ONCE)
+        link = connection._link
+        assert link is not None
+        ports.add(link.endpoint.hosts[0][1])
+        assert link.endpoint.hosts[0][1] == cluster.owner(name).port
+    assert ports == {member.port for member in cluster.members}
+
+
+async def test_a_plain_url_of_the_wrong_node_is_led_to_the_right_one(
+    cluster: Cluster, connect: Connect, queue_name: str
+) -> None:
+    name, key = keys(queue_name)
+    wrong = other_than(cluster, cluster.owner(name))
+    connection = connect(wrong.url, key=key)
+    calls = [connection.execute("INCR", name, effect=Effect.ONCE) for _ in range(50)]
+    assert sorted(await asyncio.gather(*calls)) == list(range(1, 51))
+
+
+async def test_a_moved_slot_is_followed_under_load(
+    cluster: Cluster, connect: Connect, queue_name: str
+) -> None:
+    name, key = keys(queue_name)
+    connection = connect(cluster.url, key=key)
+    total = 0
+    is_over = asyncio.Event()
+
+    async def count() -> None:
+        nonlocal total
+        while not is_over.is_set():
+            await connection.execute("INCR", name, effect=Effect.ONCE)
+            total += 1
+
+    load = [asyncio.create_task(count()) for _ in range(10)]
+    slot = cluster.slot(name)
+    for _ in range(4):
+        source = await asyncio.to_thread(cluster.owner, name)
+        await asyncio.to_thread(cluster.move, slot, source, other_than(cluster, source))
+        await connection.execute("INCR", name, effect=Effect.ONCE)
+        total += 1
+    is_over.set()
+    await asyncio.gather(*load)
+    assert int(await connection.execute("GET", name, effect=Effect.READ)) == total
+
+
+async def test_a_slot_in_the_middle_of_its_move_is_asked_for(
+    cluster: Cluster, connect: Connect, queue_name: str
+) -> None:
+    name, key = keys(queue_name)
+    connection = connect(cluster.url, key=key)
+    await connection.connect()
+    slot, source = cluster.slot(name), cluster.owner(name)
+    target = other_than(cluster, source)
+    cluster.start_move(slot, source, target)
+    calls = [connection.execute("INCR", name, effect=Effect.ONCE) for _ in range(20)]
+    assert sorted(await asyncio.gather(*calls)) == list(range(1, 21))
+    # A script that the target has never seen.
+    assert await connection.submit(incr_by_script(name)) == 21
+    # Several keys, of which some are not there: neither node can tell until the move is over.
+    names = [f"{name}:{i}".encode() for i in range(5)]
+    counts = connection.submit(scripts.call(scripts.COUNTS, names, ["g"], Effect.READ))
+    assert ask(source.port, f"EXISTS {name}").startswith("-ASK")
+    await asyncio.to_thread(cluster.finish_move, slot, source, target)
+    assert isinstance(await counts, list)
+    assert await connection.execute("INCR", name, effect=Effect.ONCE) == 22
+    assert len(connection._links) == 1
+
+
+async def test_a_slot_without_a_node_is_waited_for(
+    cluster: Cluster, connect: Connect, queue_name: str
+) -> None:
+    name, key = keys(queue_name)
+    connection = connect(cluster.url, key=key)
+    await connection.connect()
+    slot, owner = cluster.slot(name), cluster.owner(name)
+    ask(owner.port, f"CLUSTER DELSLOTS {slot}")
+    waiting = asyncio.ensure_future(connection.execute("INCR", name, effect=Effect.ONCE))
+    while not connection._held and not waiting.done():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    ask(owner.port, f"CLUSTER ADDSLOTS {slot}")
+    assert await waiting == 1
+    await asyncio.to_thread(cluster.wait_until_whole)
+
+
+def test_the_blocking_connection_follows_a_slot(
+    cluster: Cluster, connect_blocking: ConnectBlocking, queue_name: str
+) -> None:
+    name, key = keys(queue_name)
+    connection = connect_blocking(cluster.url, key=key)
+    assert connection.execute("INCR", name, effect=Effect.ONCE) == 1
+    slot, source = cluster.slot(name), cluster.owner(name)
+    target = other_than(cluster, source)
+    cluster.move(slot, source, target)
+    assert connection.execute("INCR", name, effect=Effect.ONCE) == 2
+    fresh = f"{name}-fresh"
+    cluster.start_move(slot, target, source)
+    assert connection.execute("INCR", fresh, effect=Effect.ONCE) == 1
+    assert connection.call(incr_by_script(fresh)) == 2
+    cluster.finish_move(slot, target, source)
+    assert connection.execute("INCR", name, effect=Effect.ONCE) == 3
+    assert connection.execute("INCR", fresh, effect=Effect.ONCE) == 3
+
+
+# ── Sentinel ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
+    with Watched(kind, replicas=1, sentinels=1) as group:
+        connection = connect(group.url)
+        assert await connection.execute("SADD", "all", 0, effect=Effect.IDEMPOTENT) == 1
+        old = group.primary
+        await asyncio.to_thread(group.fail_over)
+        member = 0
+        while True:
+            member += 1
+            await connection.execute("SADD", "all", member, effect=Effect.IDEMPOTENT)
+            link = connection._link
+            if link is not None and link.endpoint.hosts[0][1] != old.port:
+                break
+        # What the old primary took while it was being left may be lost; what came after is there.
+        assert await connection.execute("SISMEMBER", "all", member, effect=Effect.READ) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None:
+    with Watched(kind, replicas=2, sentinels=3) as group:
+        connection = connect(group.url)
+        await connection.execute("SET", "before", "1", effect=Effect.IDEMPOTENT)
+        assert await connection.execute("WAIT", 2, 10_000, effect=Effect.READ) == 2
+        old = group.primary
+        await asyncio.to_thread(old.kill)
+        await connection.execute("SET", "after", "1", effect=Effect.IDEMPOTENT)
+        assert await connection.execute("EXISTS", "before", "after", effect=Effect.READ) == 2
+        assert connection._link is not None
+        assert connection._link.endpoint.hosts[0][1] != old.port
+
+
+def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlocking) -> None:
+    with Watched("redis-8.6", replicas=1, sentinels=1) as group, ThreadPoolExecutor(1) as pool:
+        connection = connect_blocking(group.url)
+        connection.execute("SET", "before", "1", effect=Effect.IDEMPOTENT)
+        assert connection.execute("WAIT", 1, 10_000, effect=Effect.READ) == 1
+        old = group.primary
+        old.kill()
+        waiting = pool.submit(connection.execute, "SET", "after", "1", effect=Effect.IDEMPOTENT)
+        assert waiting.result() == b"OK"
+        assert connection.execute("EXISTS", "before", "after", effect=Effect.READ) == 2
+
+
+async def test_no_sentinel_at_all_is_told(connect: Connect) -> None:
+    with pytest.raises(UnreachableError, match="no primary"):
+        await connect("redis+sentinel://127.0.0.1:1/mymaster").execute("PING", effect=Effect.READ)

@@ -1,0 +1,196 @@
+"""Several servers that work together on one machine: a primary under Sentinel, and a cluster."""
+
+import re
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tests.servers.process import START_TIMEOUT_S, Server, ServerStartError
+
+SLOTS = 16_384
+
+
+def ask(port: int, command: str) -> str:
+    """The raw reply to one command, for what a test does behind the client's back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(f"{command}\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)  # it hangs up when it has answered
+        reply = b""
+        while data := connection.recv(1 << 16):
+            reply += data
+    return reply.decode()
+
+
+class _Group:
+    """Servers that are closed together."""
+
+    def __init__(self) -> None:
+        self.members: list[Server] = []
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Sentinel(Server):
+    """A sentinel that watches one primary."""
+
+    def __init__(self, kind: str, primary_port: int, quorum: int) -> None:
+        self._primary_port = primary_port
+        self._quorum = quorum
+        super().__init__(kind)
+
+    def _command(self, port: int) -> list[str]:
+        config = self.directory / "sentinel.conf"
+        config.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {self.directory}\n"
+            f"sentinel monitor mymaster 127.0.0.1 {self._primary_port} {self._quorum}\n"
+            "sentinel down-after-milliseconds mymaster 500\n"
+            "sentinel failover-timeout mymaster 5000\n"
+        )
+        return [str(self.binary), str(config), "--sentinel"]
+
+
+class Watched(_Group):
+    """A primary with replicas, watched by sentinels."""
+
+    def __init__(self, kind: str, *, replicas: int = 1, sentinels: int = 1) -> None:
+        super().__init__()
+        try:
+            self.members.append(Server(kind, repl_diskless_sync_delay="0"))
+            port = self.members[0].port
+            for _ in range(replicas):
+                self.members.append(Server(kind, replicaof=f"127.0.0.1 {port}"))
+            self._sentinels = [_Sentinel(kind, port, sentinels // 2 + 1) for _ in range(sentinels)]
+            self.members += self._sentinels
+            periods = "info-period 100 ping-period 100 publish-period 200"
+            for sentinel in self._sentinels:  # of itself it looks around every 10 s
+                ask(sentinel.port, f"SENTINEL DEBUG {periods}")
+            self.wait_until_whole(replicas)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self._sentinels)
+        return f"redis+sentinel://{hosts}/mymaster"
+
+    @property
+    def primary(self) -> Server:
+        """The server that the sentinels call the primary now."""
+        found = re.search(r"address=127\.0\.0\.1:(\d+)", self._info(self._sentinels[0]))
+        assert found is not None
+        return next(member for member in self.members if member.port == int(found[1]))
+
+    def wait_until_whole(self, replicas: int) -> None:
+        """Return when every sentinel sees the primary, its replicas and the other sentinels, and
+        the replicas have its data."""
+        whole = f"status=ok,.*slaves={replicas},sentinels={len(self._sentinels)}"
+        for sentinel in self._sentinels:
+            _wait(lambda sentinel=sentinel: re.search(whole, self._info(sentinel)) is not None)
+        primary = self.primary
+        _wait(lambda: ask(primary.port, "INFO replication").count("state=online") == replicas)
+
+    def fail_over(self) -> None:
+        """Make a replica the primary; return when the sentinels have begun."""
+        sentinel = self._sentinels[0].port
+        _wait(lambda: ask(sentinel, "SENTINEL FAILOVER mymaster").startswith("+OK"))
+
+    @staticmethod
+    def _info(sentinel: Server) -> str:
+        return ask(sentinel.port, "INFO sentinel")
+
+
+class Cluster(_Group):
+    """Three primaries that share the slots."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        try:
+            for _ in range(3):
+                self.members.append(
+                    Server(kind, cluster_enabled="yes", cluster_node_timeout="2000")
+                )
+            first, *others = self.members
+            for i, member in enumerate(self.members):
+                start, end = SLOTS * i // 3, SLOTS * (i + 1) // 3 - 1
+                _must(member, f"CLUSTER ADDSLOTSRANGE {start} {end}")
+            for other in others:
+                _must(first, f"CLUSTER MEET 127.0.0.1 {other.port}")
+            self.wait_until_whole()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+        return f"redis+cluster://{hosts}"
+
+    def wait_until_whole(self) -> None:
+        """Return when all nodes know each other and all slots."""
+        for member in self.members:
+            _wait(lambda member=member: "cluster_state:ok" in ask(member.port, "CLUSTER INFO"))
+            _wait(lambda member=member: ask(member.port, "CLUSTER NODES").count("master") == 3)
+
+    def slot(self, key: str) -> int:
+        return int(ask(self.members[0].port, f"CLUSTER KEYSLOT {key}")[1:])
+
+    def owner(self, key: str) -> Server:
+        """The node that serves a key."""
+        return next(
+            member
+            for member in self.members
+            if not ask(member.port, f"EXISTS {key}").startswith("-MOVED")
+        )
+
+    def start_move(self, slot: int, source: Server, target: Server) -> None:
+        """From now on the source answers ASK for keys of the slot that it does not have."""
+        _must(target, f"CLUSTER SETSLOT {slot} IMPORTING {self._id(source)}")
+        _must(source, f"CLUSTER SETSLOT {slot} MIGRATING {self._id(target)}")
+
+    def finish_move(self, slot: int, source: Server, target: Server) -> None:
+        """Move what is left of the slot; from now on the source answers MOVED."""
+        while keys := re.findall(
+            r"\$\d+\r\n(.*)\r\n", ask(source.port, f"CLUSTER GETKEYSINSLOT {slot} 100")
+        ):
+            names = " ".join(keys)
+            _must(source, f'MIGRATE 127.0.0.1 {target.port} "" 0 5000 KEYS {names}')
+        for member in (target, source, *self.members):
+            _must(member, f"CLUSTER SETSLOT {slot} NODE {self._id(target)}")
+
+    def move(self, slot: int, source: Server, target: Server) -> None:
+        self.start_move(slot, source, target)
+        self.finish_move(slot, source, target)
+
+    @staticmethod
+    def _id(member: Server) -> str:
+        return ask(member.port, "CLUSTER MYID").split("\r\n")[1]
+
+
+def _must(member: Server, command: str) -> None:
+    reply = ask(member.port, command)
+    if reply.startswith("-"):
+        raise ServerStartError(f"{command}: {reply}")
+
+
+def _wait(fact: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not fact():
+        if time.monotonic() > deadline_s:
+            raise ServerStartError("the servers did not come together in time")
+        time.sleep(0.02)
