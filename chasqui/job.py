@@ -66,7 +66,7 @@ class Job:
         return self.attempt
 
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:
-        """The handler's return value, once it is stored. Workers store it if told to, and None never.
+        """The handler's return value, once stored: workers store it if told to, and None never.
 
         Raises TimeoutError after `timeout` seconds.
         """

@@ -315,7 +315,7 @@ class Queue:
         self,
         job_id: str,
         *,
-        timeout: float = 30.0,  # noqa: ASYNC109 (chasquimq's name)
+        timeout: float = 30.0,
         poll_interval: float = 0.1,
     ) -> Any:
         """What the job's handler returned, once it is stored; TimeoutError after `timeout`."""

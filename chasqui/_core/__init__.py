@@ -1,1 +1,4 @@
-"""The compiled core: commands into bytes, bytes into replies and entries. No I/O, no clock, no policy."""
+"""The compiled core: commands into bytes, bytes into replies and entries.
+
+No I/O, no clock, no policy.
+"""
