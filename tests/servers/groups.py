@@ -92,18 +92,19 @@ class Watched(_Group):
     @property
     def primary(self) -> Server:
         """The server that the sentinels call the primary now."""
-        found = re.search(r"address=127\.0\.0\.1:(\d+)", self._info(self._sentinels[0]))
+        found = re.search(
+            r"address=127\.0\.0\.1:(\d+)", ask(self._sentinels[0].port, "INFO sentinel")
+        )
         assert found is not None
         return next(member for member in self.members if member.port == int(found[1]))
 
     def wait_until_whole(self, replicas: int) -> None:
-        """Return when every sentinel sees the primary, its replicas and the other sentinels, and
-        the replicas have its data."""
+        """Return when every sentinel sees the primary, the other sentinels, and replicas that are
+        fit to take over."""
         whole = f"status=ok,.*slaves={replicas},sentinels={len(self._sentinels)}"
         for sentinel in self._sentinels:
-            _wait(lambda sentinel=sentinel: re.search(whole, self._info(sentinel)) is not None)
-        primary = self.primary
-        _wait(lambda: ask(primary.port, "INFO replication").count("state=online") == replicas)
+            _wait(lambda port=sentinel.port: bool(re.search(whole, ask(port, "INFO sentinel"))))
+            _wait(lambda port=sentinel.port: self._fit_replicas(port) == replicas)
 
     def fail_over(self) -> None:
         """Make a replica the primary; return when the sentinels have begun."""
@@ -111,8 +112,9 @@ class Watched(_Group):
         _wait(lambda: ask(sentinel, "SENTINEL FAILOVER mymaster").startswith("+OK"))
 
     @staticmethod
-    def _info(sentinel: Server) -> str:
-        return ask(sentinel.port, "INFO sentinel")
+    def _fit_replicas(sentinel_port: int) -> int:
+        found = ask(sentinel_port, "SENTINEL REPLICAS mymaster")
+        return found.count("master-link-status\r\n$2\r\nok\r\n")
 
 
 class Cluster(_Group):
