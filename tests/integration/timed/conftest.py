@@ -1,0 +1,63 @@
+"""Promoters and schedulers on each server, and a plain connection to see what they did."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from chasqui.connection import Connection
+from chasqui.keys import Keys
+from chasqui.promoter import PromoterConfig, PromoterDuty
+from chasqui.queue import Queue
+from chasqui.request import Effect
+from chasqui.scheduler import SchedulerConfig, SchedulerDuty
+from tests.integration.timed.facts import Redis
+from tests.servers import RemoteServer, Server
+
+
+@pytest.fixture
+def keys(queue_name: str) -> Keys:
+    return Keys(queue_name)
+
+
+@pytest.fixture
+def redis(server: Server | RemoteServer, connect: Callable[..., Connection]) -> Redis:
+    """Runs plain commands: `await redis("GET", key)`."""
+    connection = connect(server.url)
+
+    async def run(*arguments: Any) -> Any:
+        return await connection.execute(*arguments, effect=Effect.READ)
+
+    return run
+
+
+@pytest.fixture
+async def queue(server: Server | RemoteServer, queue_name: str) -> AsyncIterator[Queue]:
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        yield queue
+
+
+@pytest.fixture
+def make_promoter(
+    server: Server | RemoteServer, keys: Keys, connect: Callable[..., Connection]
+) -> Callable[..., PromoterDuty]:
+    """Makes promoters of the test's queue; settings, and `url` where it is not the server's."""
+
+    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> PromoterDuty:
+        url = url or server.url
+        config = PromoterConfig(**settings)
+        return PromoterDuty(keys, connect(url), connect(url), config, metrics=metrics)
+
+    return make
+
+
+@pytest.fixture
+def make_scheduler(
+    server: Server | RemoteServer, keys: Keys, connect: Callable[..., Connection]
+) -> Callable[..., SchedulerDuty]:
+    """Makes schedulers of the test's queue; settings, and `url` where it is not the server's."""
+
+    def make(*, url: str | None = None, **settings: Any) -> SchedulerDuty:
+        return SchedulerDuty(keys, connect(url or server.url), SchedulerConfig(**settings))
+
+    return make

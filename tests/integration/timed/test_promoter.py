@@ -1,0 +1,429 @@
+"""The promoter: due jobs go into the stream once, in order, on time by Redis's clock."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chasqui import leader, promoter
+from chasqui._core.envelope import decode_envelope, encode_delayed_member, encode_envelope
+from chasqui.errors import ServerError, UnreachableError
+from chasqui.keys import Keys
+from chasqui.metrics import DlqRouted, LockOutcome, PromoterTick
+from chasqui.metrics.testing import InMemorySink
+from chasqui.promoter import Promoted, Promoter, PromoterConfig, PromoterDuty
+from chasqui.queue import Queue
+from tests.integration.timed.facts import (
+    WAIT_S,
+    Redis,
+    entries,
+    eventually,
+    running,
+    stream_of,
+)
+from tests.integration.timed.process import Process
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
+
+MakePromoter = Callable[..., PromoterDuty]
+
+
+def member(job_id: str, name: str = "mail", payload: bytes = b"\xc0") -> bytes:
+    return encode_delayed_member(name, encode_envelope(job_id, payload, 1))
+
+
+async def put(redis: Redis, keys: Keys, *members: bytes, due_ms: int = 1) -> None:
+    """Add members as chasquimq does: without a ring."""
+    pairs = [part for one in members for part in (due_ms, one)]
+    await redis("ZADD", keys.delayed, *pairs)
+
+
+async def ids_in_stream(redis: Redis, keys: Keys) -> list[str]:
+    return [decode_envelope(entry[b"d"]).id for entry in await entries(redis, keys.stream)]
+
+
+# ── One batch ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_due_jobs_go_into_the_stream_in_due_order_and_others_stay(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    members = {name: member(f"id-{name}", name) for name in ("third", "first", "second", "")}
+    await redis("ZADD", keys.delayed, 3, members["third"], 1, members["first"])
+    await redis("ZADD", keys.delayed, 2, members["second"], 4, members[""])
+    await redis("ZADD", keys.delayed, 2**52, member("later"))
+    promoted = await make_promoter().run_once()
+    assert promoted is not None
+    assert (promoted.count, promoted.malformed, promoted.depth, promoted.lag_ms) == (4, 0, 1, 0)
+    assert promoted.next_due_s is not None
+    assert promoted.next_due_s > 3600
+    moved = await entries(redis, keys.stream)
+    assert [entry.get(b"n") for entry in moved] == [b"first", b"second", b"third", None]
+    for entry in moved:
+        name = entry.get(b"n", b"").decode()
+        assert entry[b"d"] == members[name][4 + len(name) :]
+
+
+async def test_nothing_to_do_is_told_as_such(make_promoter: MakePromoter):
+    assert await make_promoter().run_once() == Promoted(0, 0, 0, 0, None)
+
+
+async def test_the_markers_of_promoted_jobs_go_and_their_events_carry_the_name(
+    keys: Keys, queue: Queue, redis: Redis, make_promoter: MakePromoter
+):
+    jobs = [await queue.add("mail", {}, delay_ms=1, job_id=f"job-{i}") for i in range(3)]
+    duty = make_promoter()
+    async with running(duty):
+        await stream_of(redis, keys.stream, 3)
+    for job in jobs:
+        assert not await redis("EXISTS", keys.didx(job.id))
+    events = await entries(redis, keys.events)
+    assert [event[b"id"].decode() for event in events] == [job.id for job in jobs]
+    assert {(event[b"e"], event[b"n"]) for event in events} == {(b"waiting", b"mail")}
+    assert all(list(event) == [b"e", b"id", b"ts", b"n"] for event in events)
+
+
+async def test_events_can_be_left_out(keys: Keys, redis: Redis, make_promoter: MakePromoter):
+    await put(redis, keys, member("a"))
+    async with running(make_promoter(has_events=False)):
+        await stream_of(redis, keys.stream, 1)
+    assert not await redis("EXISTS", keys.events)
+
+
+@pytest.mark.parametrize("size", [1, 26, 31, 32, 255, 256])
+async def test_ids_of_every_length_are_found_in_the_envelope(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter, size: int
+):
+    job_id = "x" * size
+    await put(redis, keys, member(job_id))
+    await redis("SET", keys.didx(job_id), "its member")
+    async with running(make_promoter()):
+        await stream_of(redis, keys.events, 1)
+    assert (await entries(redis, keys.events))[0][b"id"].decode() == job_id
+    assert not await redis("EXISTS", keys.didx(job_id))
+
+
+async def test_batches_are_no_larger_than_asked_for(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    await put(redis, keys, *(member(f"{i:03}") for i in range(600)))
+    duty = make_promoter()
+    looks = [await duty.run_once() for _ in range(4)]
+    assert [look and look.count for look in looks] == [256, 256, 88, 0]
+    assert looks[0] is not None
+    assert (looks[0].depth, looks[0].next_due_s) == (344, 0)
+    assert looks[0].lag_ms > 10**12, "since 1970"
+    assert await ids_in_stream(redis, keys) == [f"{i:03}" for i in range(600)]
+
+
+async def test_large_jobs_go_in_smaller_batches(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    for i in range(40):
+        await put(redis, keys, member(f"{i:02}", payload=b"\xc4\x00" * 150_000))
+    duty = make_promoter()
+    first = await duty.run_once()
+    assert first is not None
+    assert first.count == 32
+    second = await duty.run_once()
+    assert second is not None
+    assert (second.count, second.depth) == (8, 0)
+
+
+async def test_what_is_no_member_goes_to_the_dead_letter_queue_whole(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    bad = [b"", b"\x01", b"\x00\x00\x00", b"\xff\xff\xff\xff", struct.pack("<I", 5) + b"four"]
+    await put(redis, keys, *bad, member("good"))
+    metrics = InMemorySink()
+    duty = make_promoter(metrics=metrics)
+    async with running(duty):
+        await stream_of(redis, keys.events, 6)
+    assert await ids_in_stream(redis, keys) == ["good"]
+    dead = await entries(redis, keys.dlq)
+    assert {entry[b"d"] for entry in dead} == set(bad)
+    assert {entry[b"reason"] for entry in dead} == {b"malformed"}
+    assert all(entry[b"detail"] for entry in dead)
+    assert not await redis("EXISTS", keys.delayed)
+    assert metrics.dlq_count("malformed") == 5
+    assert metrics.all(DlqRouted)[0] == DlqRouted("malformed", 0, "")
+    events = await entries(redis, keys.events)
+    assert sorted(event[b"e"] for event in events) == [b"dlq"] * 5 + [b"waiting"]
+
+
+async def test_an_envelope_that_does_not_decode_is_the_workers_to_judge(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    odd = [b"", b"\x94", b"\x94\xd9", b"\x94\xda\x01", b"garbage", b"\x94\xbf"]
+    await put(redis, keys, *(encode_delayed_member("n", envelope) for envelope in odd))
+    promoted = await make_promoter().run_once()
+    assert promoted is not None
+    assert (promoted.count, promoted.malformed) == (6, 0)
+    assert {entry[b"d"] for entry in await entries(redis, keys.stream)} == set(odd)
+
+
+async def test_the_stream_is_trimmed_where_that_was_asked_for(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    await put(redis, keys, *(member(f"{i:04}") for i in range(1000)))
+    duty = make_promoter(max_stream_len=100, batch=1000)
+    await duty.run_once()
+    assert 100 <= await redis("XLEN", keys.stream) < 500
+
+
+async def test_nothing_is_lost_where_the_stream_cannot_take_it(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    await put(redis, keys, *(member(f"{i}") for i in range(3)))
+    await redis("SET", keys.stream, "no stream")
+    duty = make_promoter()
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        await duty.run_once()
+    assert await redis("ZCARD", keys.delayed) == 3
+    await redis("DEL", keys.stream)
+    await duty.run_once()
+    assert await ids_in_stream(redis, keys) == ["0", "1", "2"]
+
+
+# ── Running ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.both_loops
+async def test_a_producers_ring_wakes_it(
+    keys: Keys,
+    queue: Queue,
+    redis: Redis,
+    make_promoter: MakePromoter,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(promoter, "IDLE_POLL_S", 1000.0)
+    metrics = InMemorySink()
+    async with running(make_promoter(metrics=metrics)):
+        async with asyncio.timeout(WAIT_S):
+            await metrics.next(PromoterTick)
+        far = await queue.add("mail", 1, delay_ms=500_000)
+        near = await queue.add("mail", 2, delay_ms=30)
+        await stream_of(redis, keys.stream, 1)
+        moved = await queue.reschedule(far.id, delay_ms=20)
+        assert moved
+        await stream_of(redis, keys.stream, 2)
+    assert await ids_in_stream(redis, keys) == [near.id, far.id]
+
+
+async def test_jobs_that_nobody_rings_for_are_found(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    metrics = InMemorySink()
+    duty = make_promoter(metrics=metrics)
+    async with running(duty):
+        async with asyncio.timeout(WAIT_S):
+            await metrics.next(PromoterTick)
+        assert not duty._foreign_until_s
+        await put(redis, keys, member("theirs"))
+        await stream_of(redis, keys.stream, 1)
+        assert duty._foreign_until_s, "from now on it looks more often"
+
+
+async def test_no_job_comes_early(keys: Keys, queue: Queue, redis: Redis, make_promoter: Any):
+    await queue.add_bulk([{"name": "mail", "data": i, "delay_ms": 1 + 7 * i} for i in range(40)])
+    pairs = await redis("ZRANGE", keys.delayed, 0, -1, "WITHSCORES")
+    due = {one[8:]: int(score) for one, score in pairs}
+    async with running(make_promoter()):
+        await stream_of(redis, keys.stream, 40)
+    for entry_id, fields in await redis("XRANGE", keys.stream, "-", "+"):
+        assert int(entry_id.split(b"-")[0]) >= due[fields[1]]
+
+
+async def test_it_goes_on_after_errors(
+    keys: Keys,
+    redis: Redis,
+    make_promoter: MakePromoter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr("chasqui.duty.RETRY_S", 0.01)
+    await redis("SET", keys.stream, "no stream")
+    await put(redis, keys, member("a"))
+    async with running(make_promoter()):
+
+        async def told() -> bool:
+            return "WRONGTYPE" in caplog.text
+
+        await eventually(told)
+        await redis("DEL", keys.stream)
+        await stream_of(redis, keys.stream, 1)
+    warnings = [record for record in caplog.records if record.name == "chasqui.duty"]
+    assert len([one for one in warnings if one.levelname == "WARNING"]) == 1, "told once"
+
+
+@pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "DEL", "XADD", "GETEX"])
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda one: one.name)
+async def test_a_cut_link_loses_and_doubles_no_job(
+    server: Server,
+    keys: Keys,
+    redis: Redis,
+    queue: Queue,
+    make_promoter: MakePromoter,
+    make_proxy: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    fault: Fault,
+):
+    monkeypatch.setattr(leader, "_RENEW_SHARE", 0.01)
+    monkeypatch.setattr(leader, "RETRY_S", 0.05)
+    monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.05)
+    proxy = make_proxy(server.url)
+    proxy.fail(fault, command, nth=2, times=2)
+    ids = []
+    async with running(make_promoter(url=proxy.url, lock_ttl_s=1)):
+        for i in range(10):
+            job = await queue.add("mail", i, delay_ms=1 + 20 * i)
+            ids.append(job.id)
+        await stream_of(redis, keys.stream, 10)
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.commands.count(command.encode()) > 3)
+    assert sorted(await ids_in_stream(redis, keys)) == sorted(ids)
+
+
+async def test_followers_take_over_at_once_when_the_leader_leaves(
+    keys: Keys,
+    redis: Redis,
+    make_promoter: MakePromoter,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(leader, "FOLLOW_S", 1000.0)
+    first, second = InMemorySink(), InMemorySink()
+    async with asyncio.timeout(WAIT_S):
+        async with running(make_promoter(metrics=first, lock_ttl_s=1000)):
+            assert await first.next(LockOutcome) is LockOutcome.ACQUIRED
+            follower = make_promoter(metrics=second, lock_ttl_s=1000)
+            stop = asyncio.Event()
+            task = asyncio.create_task(follower.run(stop))
+            assert await second.next(LockOutcome) is LockOutcome.HELD
+
+            async def listens() -> bool:
+                return b"cmd=blpop" in (await redis("CLIENT", "LIST", "TYPE", "NORMAL"))
+
+            await eventually(listens)
+        assert await second.next(LockOutcome) is LockOutcome.ACQUIRED
+        stop.set()
+        await task
+    assert not await redis("EXISTS", keys.promoter_lock)
+
+
+async def test_the_outcome_of_the_lock_is_told_on_change_only(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    metrics = InMemorySink()
+    duty = make_promoter(metrics=metrics)
+    await duty.run_once()
+    await duty.run_once()
+    await redis("SET", keys.promoter_lock, "other", "EX", 1000)
+    duty.lease._renew_at_s = 0.0
+    assert await duty.run_once() is None
+    assert await duty.run_once() is None
+    assert metrics.all(LockOutcome) == [LockOutcome.ACQUIRED, LockOutcome.HELD]
+    assert metrics.all(PromoterTick) == [PromoterTick(0, 0, 0)] * 2
+
+
+async def test_a_standalone_promoter_runs_until_it_is_shut_down(
+    server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue
+):
+    engine = Promoter(server.url, queue_name, holder_id="alone")
+    task = asyncio.create_task(engine.run())
+    await queue.add("mail", {}, delay_ms=10)
+    await stream_of(redis, keys.stream, 1)
+    assert await redis("GET", keys.promoter_lock) == b"alone"
+    await asyncio.to_thread(engine.shutdown)
+    async with asyncio.timeout(WAIT_S):
+        await task
+    assert not await redis("EXISTS", keys.promoter_lock)
+    engine.shutdown()
+
+
+async def test_a_standalone_promoter_tells_at_once_that_there_is_no_server():
+    with pytest.raises(UnreachableError):
+        await Promoter("redis://127.0.0.1:1", "q").run()
+
+
+async def test_a_promoter_shut_down_before_it_ran_does_nothing():
+    engine = Promoter("redis://127.0.0.1:1", "q")
+    engine.shutdown()
+    await engine.run()
+
+
+def test_settings_are_checked():
+    for name in ("poll_interval_ms", "batch", "max_stream_len", "lock_ttl_s"):
+        with pytest.raises(ValueError, match=name):
+            PromoterConfig(**{name: 0})
+
+
+# ── In processes of their own ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("offset_s", [-3600, 3600])
+async def test_the_clock_of_the_worker_does_not_matter(
+    server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, offset_s: int
+):
+    late = await queue.add("mail", {}, delay_ms=1_000_000)
+    with Process("promoter", server.url, queue_name, "off", offset_s):
+
+        async def leads() -> bool:
+            return bool(await redis("GET", keys.promoter_lock) == b"off")
+
+        await eventually(leads)
+        soon = await queue.add("mail", {}, delay_ms=100)
+        await stream_of(redis, keys.stream, 1)
+    assert await ids_in_stream(redis, keys) == [soon.id]
+    assert await redis("EXISTS", keys.didx(late.id))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["killed", "stopped", "ended"])
+async def test_of_three_promoters_one_leads_and_another_takes_over(
+    server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, fate: str
+):
+    """The leader is killed, stopped for ten seconds and resumed, or ended, while jobs come due."""
+    spread_ms = 16_000
+    jobs = await queue.add_bulk(
+        [{"name": "mail", "data": i, "delay_ms": 1 + i * spread_ms // 400} for i in range(400)]
+    )
+    with (
+        Process("promoter", server.url, queue_name, "a") as a,
+        Process("promoter", server.url, queue_name, "b") as b,
+        Process("promoter", server.url, queue_name, "c") as c,
+    ):
+        await stream_of(redis, keys.stream, 20)
+        holder = (await redis("GET", keys.promoter_lock)).decode()
+        leading = next(one for one in (a, b, c) if one.holder == holder)
+
+        async def other_leads() -> bool:
+            return (await redis("GET", keys.promoter_lock)) not in (None, holder.encode())
+
+        if fate == "killed":
+            leading.kill()
+        elif fate == "ended":
+            assert leading.end() == 0
+        else:
+            leading.stop()
+        await eventually(other_leads)
+        if fate == "stopped":
+            await asyncio.sleep(10)
+            leading.resume()
+        await stream_of(redis, keys.stream, 400)
+    found = await ids_in_stream(redis, keys)
+    assert len(found) == 400
+    assert set(found) == {job.id for job in jobs}
+
+
+@pytest.mark.slow
+async def test_it_is_quiet_while_nothing_is_scheduled(
+    server: Server, make_promoter: MakePromoter, make_proxy: Callable[[str], Proxy]
+):
+    proxy = make_proxy(server.url)
+    async with running(make_promoter(url=proxy.url)):
+        await asyncio.to_thread(proxy.wait_for, lambda: b"BLPOP" in proxy.commands)
+        before = len(proxy.commands)
+        await asyncio.sleep(10)
+        assert len(proxy.commands) - before <= 20, proxy.commands[before:]
