@@ -247,14 +247,14 @@ class _Exchange:
     def _fail_unsent(self, error: Exception) -> None:
         for request in self._unsent:
             unknown = request.is_in_doubt and request.effect is not Effect.READ
-            request.outcome = loss(request, self._endpoint) if unknown else error
+            _settle(request, loss(request, self._endpoint) if unknown else error)
         self._unsent.clear()
 
     def _expire(self) -> None:
         now_s = time.monotonic()
         for request in self._unsent:
             if request.deadline_s <= now_s:
-                request.outcome = loss(request, self._endpoint)
+                _settle(request, loss(request, self._endpoint))
         self._unsent = deque(request for request in self._unsent if request.outcome is _PENDING)
 
     # ── Replies ─────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +263,7 @@ class _Exchange:
         error = first_error(request, reply)
         answer = Answer.RAISE if error is None else refuse(request, error)
         if error is None or answer is Answer.RAISE:
-            request.outcome = exception_for(error) if error and request.raises else reply
+            _settle(request, exception_for(error) if error and request.raises else reply)
         elif answer is Answer.LOAD:
             self._unsent.append(request)
         elif answer is Answer.ASK:
@@ -283,7 +283,7 @@ class _Exchange:
             request.replies = []
             request.is_in_doubt = True
             if request.effect is Effect.ONCE or request.deadline_s <= now_s:
-                request.outcome = loss(request, self._endpoint)
+                _settle(request, loss(request, self._endpoint))
             else:
                 again.append(request)
         self._unsent.extendleft(reversed(again))
@@ -349,8 +349,10 @@ class _Exchange:
             self._expire()
             if not self._unsent:
                 return None
-            if wait_s := side.pace.wait_s():
+            if wait_s := side.pace.wait_s(time.monotonic()):
                 self._pause(wait_s, self._unsent)
+                continue
+            side.pace.dialling(time.monotonic())
             deadline_s = min(request.deadline_s for request in self._unsent)
             try:
                 side.link = self._open(
@@ -360,9 +362,9 @@ class _Exchange:
                 logger.debug("no connection to %s: %s", self._endpoint, error)
                 side.node = None
                 if is_final(error, was_connected=side.was_connected):
-                    while self._draw():
-                        pass
                     self._fail_unsent(dial_failure(self._endpoint, error))
+                    while self._draw():
+                        self._fail_unsent(dial_failure(self._endpoint, error))
             else:
                 side.was_connected = True
                 side.pace.link_up(time.monotonic())
@@ -391,6 +393,11 @@ class _Exchange:
         if provider is None:
             return endpoint
         return endpoint.with_credentials(*_ask_provider(provider, endpoint.host))
+
+
+def _settle(request: Request, outcome: Any) -> None:
+    request.outcome = outcome
+    request.frame = b""  # a long stream must not be held in memory to its end
 
 
 def _ask_provider(provider: AnyCredentialProvider, host: str | None) -> Credentials:

@@ -401,8 +401,9 @@ class Connection:
         assert self._loop is not None
         try:
             while self._unsent or self._held:
-                if wait_s := self._pace.wait_s():
+                if wait_s := self._pace.wait_s(self._loop.time()):
                     await asyncio.sleep(wait_s)
+                self._pace.dialling(self._loop.time())
                 try:
                     link = await self._open_link(await self._locate())
                 except Exception as error:

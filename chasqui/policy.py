@@ -35,27 +35,34 @@ _GOOD_LINK_S = 1.0
 
 
 class Pace:
-    """Spaces dials: none waits after a good link; bad ones wait longer each time."""
+    """Spaces dials: none waits after a good link; after bad ones the gaps grow."""
 
     def __init__(self) -> None:
-        self._strikes = 0
+        self._dials = 0
+        self._next_s = 0.0
         self._up_s = 0.0
 
-    def wait_s(self) -> float:
-        """How long to wait before the next dial. The second in a row is free: a link may just have
-        been moved; after that at most five a second."""
-        self._strikes += 1
-        if self._strikes <= 2:
-            return 0.0
-        longest_s = min(_REDIAL_MIN_S * 1.5 ** min(self._strikes - 3, 20), _REDIAL_MAX_S)
-        return longest_s * random.uniform(1.0, 1.3)
+    def wait_s(self, now_s: float) -> float:
+        """How long to wait before the next dial."""
+        return max(0.0, self._next_s - now_s)
+
+    def dialling(self, now_s: float) -> None:
+        """Note a dial. A second may follow at once, for a server that has moved; from then on
+        there are at most five a second."""
+        self._dials += 1
+        gap_s = 0.0
+        if self._dials > 1:
+            longest_s = min(_REDIAL_MIN_S * 1.5 ** min(self._dials - 2, 20), _REDIAL_MAX_S)
+            gap_s = longest_s * random.uniform(1.0, 1.3)
+        self._next_s = now_s + gap_s
 
     def link_up(self, now_s: float) -> None:
         self._up_s = now_s
 
     def link_down(self, now_s: float) -> None:
         if now_s - self._up_s >= _GOOD_LINK_S:
-            self._strikes = 0
+            self._dials = 0
+            self._next_s = now_s
 
 
 def busy_wait_s(tries: int) -> float:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,6 +312,31 @@ async def test_all_ways_to_authenticate(
     await admin.execute("CLIENT", "KILL", "USER", "ada", effect=Effect.IDEMPOTENT)
     assert await provided.execute("ACL", "WHOAMI", effect=Effect.READ) == b"ada"
     assert asked == ["127.0.0.1"] * 2
+
+
+async def test_a_server_without_hello_is_greeted_the_old_way(
+    private_server: Callable[..., Server],
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """Its refusal quotes what it was sent, password and all: that must not get out."""
+    caplog.set_level(logging.DEBUG)
+    config = tmp_path / "no-hello.conf"
+    config.write_text('rename-command HELLO ""\n')
+    server = private_server("redis-8.6", requirepass=CANARY, include=str(config))
+    connection = connect(server.url.replace("//", f"//:{CANARY}@") + "/2", client_name="old")
+    profile = await connection.connect()
+    assert (profile.name, profile.version[0], profile.xackdel) == ("redis", 8, True)
+    info = (await connection.execute("CLIENT", "INFO", effect=Effect.READ)).decode()
+    assert " name=old " in info
+    assert " db=2 " in info
+    assert " resp=2 " in info
+    with pytest.raises(AuthenticationError) as caught:
+        await connect(server.url.replace("//", f"//:{CANARY}-not@")).submit(echo("x"))
+    with pytest.raises(AuthenticationError):
+        await connect(server.url).submit(echo("x"))
+    assert CANARY not in f"{caught.value}{caught.value!r}{caught.value.__context__!r}{caplog.text}"
 
 
 async def test_what_a_credential_provider_raises_is_raised(
