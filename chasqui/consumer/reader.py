@@ -121,15 +121,17 @@ class Reader:
         profile = self._connection.profile or await self._connection.connect()
         count = 0
         if not profile.claim and time.monotonic() >= self._reclaim_at_s:
-            count = await self._reclaim()
-        return count + await self._read(room, can_claim=profile.claim)
+            count = await self._reclaim(min(room, RECLAIM_BATCH))
+            if count == room:
+                return count
+        return count + await self._read(room - count, can_claim=profile.claim)
 
     async def _read(self, room: int, *, can_claim: bool) -> int:
         config = self._config
-        # Whether anything waits that the reclaim has to be back for.
         block_ms = config.read_block_ms
-        if not can_claim:
-            block_ms = min(block_ms, int(RECLAIM_S * 1000))
+        if not can_claim:  # be back for the next reclaim
+            left_s = self._reclaim_at_s - time.monotonic()
+            block_ms = max(1, min(block_ms, int(left_s * 1000)))
         buffer = self._buffer
         xreadgroup(
             buffer,
@@ -165,21 +167,21 @@ class Reader:
         self._offer(entries, True)
         return len(entries)
 
-    async def _reclaim(self) -> int:
-        """Take over what other consumers left behind."""
+    async def _reclaim(self, most: int) -> int:
+        """Take over what other consumers left behind; how many entries that was."""
         config = self._config
         arguments: list[str | int] = [
             config.group,
             config.consumer_id,
             config.claim_min_idle_ms,
-            RECLAIM_BATCH,
+            most,
         ]
         entries = await self._connection.submit(
             scripts.call(
                 scripts.RECLAIM, [self._keys.stream], arguments, Effect.ONCE, builder=self._range
             )
         )
-        if len(entries) < RECLAIM_BATCH:
+        if len(entries) < most:  # else there is more: the next one comes without delay
             self._reclaim_at_s = time.monotonic() + RECLAIM_S
         if entries:
             self._offer(entries, True)
