@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import msgpack
 import pytest
 import redis as redis_py
 
@@ -36,20 +37,29 @@ class Awaited:
 
 
 @pytest.fixture(params=[Queue, Awaited], ids=["async", "sync"])
-async def make_queue(
-    request: pytest.FixtureRequest, server: Server | RemoteServer, queue_name: str
+async def queue_at(
+    request: pytest.FixtureRequest, queue_name: str
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Makes queues of one kind on one server, and closes them after the test."""
+    """Makes queues of one kind at a URL, and closes them after the test."""
     made: list[Any] = []
 
-    def make(name: str = queue_name, **options: Any) -> Any:
-        options.setdefault("redis_url", server.url)
-        made.append(request.param(name, **options))
+    def make(url: str, name: str = queue_name, **options: Any) -> Any:
+        made.append(request.param(name, redis_url=url, **options))
         return made[-1]
 
     yield make
     for queue in made:
         await queue.close()
+
+
+@pytest.fixture
+def make_queue(queue_at: Callable[..., Any], server: Server | RemoteServer) -> Callable[..., Any]:
+    """The same on one server after the other."""
+
+    def make(*arguments: Any, redis_url: str = server.url, **options: Any) -> Any:
+        return queue_at(redis_url, *arguments, **options)
+
+    return make
 
 
 @pytest.fixture
@@ -74,7 +84,6 @@ def keys(queue_name: str) -> Keys:
 @pytest.fixture
 def bury(redis: redis_py.Redis, keys: Keys) -> Callable[..., list[str]]:
     """Puts jobs into the dead-letter queue, as a worker would; their ids there."""
-    import msgpack
 
     def put(count: int, name: str = "mail", reason: str = "failed", first: int = 0) -> list[str]:
         pipeline = redis.pipeline(transaction=False)

@@ -69,9 +69,7 @@ async def test_a_job_with_limits_of_its_own(
 ):
     jobs = [await queue.add("mail", 1, **options)]
     jobs += await queue.add_bulk([{"name": "mail", "data": 1, **options}])
-    assert entries(redis, keys) == [
-        {b"d": envelope(job, 1, retry), b"n": b"mail"} for job in jobs
-    ]
+    assert entries(redis, keys) == [{b"d": envelope(job, 1, retry), b"n": b"mail"} for job in jobs]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +77,7 @@ async def test_a_job_with_limits_of_its_own(
     [{"delay_ms": 60_000}, {"delay_ms": 60_000.9}, {"delay": timedelta(minutes=1)}],
     ids=["int", "float", "timedelta"],
 )
-async def test_a_delayed_job(
-    delay: dict[str, Any], queue: Any, redis: redis_py.Redis, keys: Keys
-):
+async def test_a_delayed_job(delay: dict[str, Any], queue: Any, redis: redis_py.Redis, keys: Keys):
     before = now_ms()
     job = await queue.add("mail", DATA, **delay)
     ((member, due),) = members(redis, keys)
@@ -239,9 +235,7 @@ async def test_nothing_is_trimmed_unless_asked(
     assert redis.xlen(keys.stream) < 300
 
 
-async def test_many_adds_at_once_each_get_their_own(
-    queue: Any, redis: redis_py.Redis, keys: Keys
-):
+async def test_many_adds_at_once_each_get_their_own(queue: Any, redis: redis_py.Redis, keys: Keys):
     async def add(n: int) -> Any:
         if n % 7 == 0:
             return await queue.add("n", n, job_id=f"id-{n}")
@@ -254,9 +248,7 @@ async def test_many_adds_at_once_each_get_their_own(
     for n, job in enumerate(jobs, 1):
         fields = by_id[job.id]
         assert msgpack.unpackb(fields[1]) == n
-        assert (fields[4][0] if len(fields) == 5 else None) == (
-            n if n % 3 == 1 and n % 7 else None
-        )
+        assert (fields[4][0] if len(fields) == 5 else None) == (n if n % 3 == 1 and n % 7 else None)
 
 
 async def test_adds_of_one_turn_share_a_chunk(

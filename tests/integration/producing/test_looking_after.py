@@ -1,0 +1,246 @@
+"""Delayed jobs, results, counts, pause, backlog, durability, and the end of a queue."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgpack
+import pytest
+import redis as redis_py
+
+from chasqui.errors import NotSupportedError, QueueFullError
+from chasqui.keys import Keys
+from tests.integration.producing.conftest import now_ms
+from tests.servers import Server
+
+
+@pytest.mark.parametrize("options", [{}, {"job_id": "mine"}], ids=["own id", "given id"])
+async def test_a_delayed_job_is_cancelled(
+    options: dict[str, Any], queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    job = await queue.add("mail", 1, delay_ms=60_000, **options)
+    assert await queue.cancel_delayed(job.id)
+    assert not await queue.cancel_delayed(job.id)
+    assert redis.exists(keys.delayed, keys.didx(job.id), keys.dlid(job.id)) == 0
+    assert (await queue.add("mail", 1, delay_ms=60_000, **options)).is_new
+
+
+async def test_what_cannot_be_cancelled(queue: Any, redis: redis_py.Redis, keys: Keys):
+    now = await queue.add("mail", 1)
+    due = await queue.add("mail", 1, delay_ms=60_000, job_id="due")
+    redis.zrem(keys.delayed, redis.get(keys.didx("due")))  # what a promotion does
+    assert await queue.cancel_delayed_bulk([now.id, due.id, "nobody's", ""]) == [False] * 4
+    assert redis.exists(keys.dlid("due"))  # it runs: its id stays taken
+
+
+async def test_many_are_cancelled_at_once(queue: Any, redis: redis_py.Redis, keys: Keys):
+    entries = [
+        {"name": "n", "data": n, "delay_ms": 60_000, **({"job_id": f"i{n}"} if n % 2 else {})}
+        for n in range(601)
+    ]
+    jobs = await queue.add_bulk(entries)
+    wanted = [job.id for job in jobs if job.data % 3]
+    mixed = [one for job_id in wanted for one in (job_id, f"not-{job_id}")]
+    assert await queue.cancel_delayed_bulk(mixed) == [True, False] * len(wanted)
+    assert redis.zcard(keys.delayed) == 601 - len(wanted)
+    assert await queue.cancel_delayed_bulk([]) == []
+
+
+async def test_a_delayed_job_is_rescheduled(queue: Any, redis: redis_py.Redis, keys: Keys):
+    job = await queue.add("mail", 1, delay_ms=60_000, job_id="mine")
+    member = redis.get(keys.didx("mine"))
+
+    def due() -> int:
+        assert redis.zcard(keys.delayed) == 1
+        return int(redis.zscore(keys.delayed, member))
+
+    assert await queue.reschedule(job.id, delay_ms=7_200_000)
+    assert due() - now_ms() == pytest.approx(7_200_000, abs=5000)
+    assert 10_790 <= redis.ttl(keys.didx("mine")) <= 10_800
+    assert 10_790 <= redis.ttl(keys.dlid("mine")) <= 10_800
+    assert await queue.reschedule(job.id, delay=timedelta(seconds=30))
+    assert due() - now_ms() == pytest.approx(30_000, abs=5000)
+    assert await queue.reschedule(job.id, delay_ms=datetime.now() - timedelta(days=9))
+    assert due() <= now_ms()
+    redis.zrem(keys.delayed, member)
+    assert not await queue.reschedule(job.id, delay_ms=1)
+    assert not await queue.reschedule("nobody's", delay_ms=1)
+    assert redis.zcard(keys.delayed) == 0
+
+
+async def test_a_new_earliest_job_wakes_the_promoter(queue: Any, redis: redis_py.Redis, keys: Keys):
+    job = await queue.add("mail", 1, delay_ms=60_000)
+    assert redis.rpop(keys.wake) == b"1"
+    await queue.add("mail", 2, delay_ms=70_000)
+    assert not redis.exists(keys.wake)
+    await queue.reschedule(job.id, delay_ms=50_000)
+    await queue.add("mail", 3, delay_ms=40_000)
+    assert redis.llen(keys.wake) == 1  # it is awake already
+    assert 0 < redis.ttl(keys.wake) <= 60  # nobody may be there to take it
+
+
+async def test_results(queue: Any, redis: redis_py.Redis, keys: Keys):
+    redis.set(keys.result("a"), msgpack.packb({"x": [1, b"y"]}))
+    assert await queue.get_job_result("a") == {"x": [1, b"y"]}
+    assert await queue.get_job_result("b") is None
+    assert await queue.get_job_result_bulk(["b", "a", "b"]) == [None, {"x": [1, b"y"]}, None]
+    assert await queue.get_job_result_bulk([]) == []
+    assert await queue.wait_for_result("a") == {"x": [1, b"y"]}
+    with pytest.raises(TimeoutError, match="job b has no result"):
+        await queue.wait_for_result("b", timeout=0.05, poll_interval=0.01)
+
+
+async def test_a_result_is_waited_for(queue: Any, redis: redis_py.Redis, keys: Keys):
+    job = await queue.add("mail", 1)
+    waiting = asyncio.create_task(queue.wait_for_result(job.id, poll_interval=0.01))
+    while not (await queue.counts()).waiting:  # other calls go on meanwhile
+        pass
+    redis.set(keys.result(job.id), msgpack.packb("done"))
+    assert await waiting == "done"
+
+
+async def test_counts(
+    queue: Any, redis: redis_py.Redis, keys: Keys, bury: Callable[..., list[str]]
+):
+    assert (await queue.counts()).waiting == 0
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(5)])
+    await queue.add("n", 1, delay_ms=60_000)
+    await queue.upsert_repeatable_job("n", 1, repeat={"kind": "every", "interval_ms": 60_000})
+    bury(3)
+    redis.xgroup_create(keys.stream, "default", "0")
+    redis.xreadgroup("default", "me", {keys.stream: ">"}, count=2)
+    redis.xgroup_create(keys.stream, "other", "0")
+    await queue.pause()
+    counts = await queue.counts()
+    assert (counts.waiting, counts.pending, counts.delayed) == (3, 2, 1)
+    assert (counts.dlq, counts.repeatables, counts.is_paused) == (3, 1, True)
+    assert 0 <= counts.oldest_ms < 60_000
+    assert (await queue.counts("other")).pending == 0
+    redis.xtrim(keys.stream, maxlen=0, approximate=False)
+    assert (await queue.counts()).waiting == 0
+
+
+async def test_pause_and_resume(queue: Any, redis: redis_py.Redis, keys: Keys):
+    assert not await queue.is_paused()
+    await queue.pause()
+    await queue.pause()
+    assert await queue.is_paused()
+    assert redis.ttl(keys.paused) == -1
+    await queue.resume()
+    await queue.resume()
+    assert not await queue.is_paused()
+
+
+async def test_a_queue_is_obliterated(
+    make_queue: Callable[..., Any],
+    queue_name: str,
+    redis: redis_py.Redis,
+    keys: Keys,
+    bury: Callable[..., list[str]],
+):
+    queue, neighbour = make_queue(), make_queue(f"{queue_name}-2")
+    await neighbour.add("n", 1, job_id="a")
+    for fill, empty in (
+        (lambda: queue.add("n", 1), keys.stream),
+        (lambda: queue.add("n", 1, delay_ms=60_000), keys.delayed),
+        (lambda: asyncio.to_thread(bury, 1), keys.dlq),
+    ):
+        await fill()
+        with pytest.raises(NotSupportedError, match="force=True"):
+            await queue.obliterate()
+        redis.delete(empty)
+    assert await queue.obliterate() > 0
+    assert list(redis.scan_iter(keys.pattern)) == []
+    await queue.add_bulk([{"name": "n", "data": n, "job_id": str(n)} for n in range(3000)])
+    assert await queue.obliterate(force=True) > 3000
+    assert list(redis.scan_iter(keys.pattern)) == []
+    assert (await neighbour.counts()).waiting == 1
+    assert await queue.obliterate() == 0
+
+
+# ── Backlog ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_full_queue_refuses(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+):
+    queue = make_queue(max_backlog=600)
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(300)])
+    with pytest.raises(QueueFullError, match="is full: 300 jobs wait, max_backlog is 600") as full:
+        await queue.add_bulk([{"name": "n", "data": n} for n in range(301)])
+    assert (full.value.depth, full.value.limit) == (300, 600)
+    mixed = [{"name": "n", "data": n, "job_id": str(n)} for n in range(301)]
+    with pytest.raises(QueueFullError):
+        await queue.add_bulk(mixed)
+    assert redis.xlen(keys.stream) == 300
+    await queue.add_bulk(mixed[:300])
+    for options in ({}, {"job_id": "x"}, {"attempts": 2}):
+        with pytest.raises(QueueFullError):
+            await queue.add("n", 1, **options)
+    delayed = [{"name": "n", "data": n, "delay_ms": 60_000} for n in range(700)]
+    await queue.add_bulk(delayed)  # they wait elsewhere
+    with pytest.raises(QueueFullError):
+        await queue.add_bulk([*delayed, {"name": "n", "data": 1}])
+    assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (600, 700)
+
+
+async def test_a_full_queue_is_waited_for(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+):
+    queue = make_queue(max_backlog=2, on_full="wait")
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(2)])
+    waiting = asyncio.create_task(queue.add("n", 2, job_id="third"))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    redis.xtrim(keys.stream, maxlen=1, approximate=False)
+    assert (await waiting).id == "third"
+    assert redis.xlen(keys.stream) == 2
+    with pytest.raises(ValueError, match="3 jobs at once never fit into max_backlog=2"):
+        await queue.add_bulk([{"name": "n", "data": n} for n in range(3)])
+
+
+# ── Durability ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_durable_needs_a_server_that_can(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+):
+    for durable in (True, "disk", "replica"):
+        queue = make_queue(durable=durable)
+        for options in ({}, {"job_id": "x"}, {"delay_ms": 5}):
+            with pytest.raises(NotSupportedError, match="durable="):
+                await queue.add("n", 1, **options)
+    assert redis.exists(keys.stream, keys.delayed) == 0
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+async def test_on_disk(
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+):
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    queue = queue_at(server.url, durable="disk")
+    await queue.add("n", 1)
+    await queue.add("n", 1, job_id="x")
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
+    await queue.add_bulk([{"name": "n", "data": n, "delay_ms": 90_000} for n in range(600)])
+    server.kill()
+    server.start()
+    with redis_py.Redis.from_url(server.url) as redis:
+        assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (602, 600)
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
+async def test_on_a_replica(
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+):
+    primary = private_server(kind, repl_diskless_sync_delay="0")
+    replica = private_server(kind)
+    with redis_py.Redis.from_url(replica.url) as copy:
+        copy.replicaof("127.0.0.1", primary.port)
+        while copy.info("replication")["master_link_status"] != "up":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        queue = queue_at(primary.url, durable="replica")
+        await queue.add("n", 1)
+        await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
+        assert copy.xlen(keys.stream) == 601
