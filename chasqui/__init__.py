@@ -27,6 +27,7 @@ from chasqui.errors import (
 from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.producer import Producer
 from chasqui.queue import Counts, Queue
+from chasqui.queue_events import QueueEvent, QueueEvents
 from chasqui.worker import Consumer, Handler, Worker
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "PayloadTooLargeError",
     "Producer",
     "Queue",
+    "QueueEvent",
+    "QueueEvents",
     "QueueFullError",
     "RepeatPattern",
     "RepeatableMeta",
