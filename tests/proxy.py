@@ -75,11 +75,13 @@ class Proxy:
 
     # ── Faults ──────────────────────────────────────────────────────────────────────────────────
 
-    def fail(self, fault: Fault, command: str, *, nth: int = 1, times: int = 1) -> None:
+    def fail(
+        self, fault: Fault, command: str, *, nth: int = 1, times: int = 1, holding: bytes = b""
+    ) -> None:
         """Let a fault happen to the nth command of this name from now on, and to those after it
-        until it has happened `times` times."""
+        until it has happened `times` times. Only those count that have `holding` in their bytes."""
         with self._fact:
-            self._rules.append(_Rule(fault, command.upper().encode(), nth, times))
+            self._rules.append(_Rule(fault, command.upper().encode(), nth, times, holding))
 
     def cut_after_bytes(self, count: int, *, to_server: bool) -> None:
         """Cut the link after so many more bytes in one direction."""
@@ -196,7 +198,7 @@ class Proxy:
             with self._fact:
                 for frame in frames:
                     self.commands.append(_name(frame))
-                    fault = self._fault_for(self.commands[-1])
+                    fault = self._fault_for(self.commands[-1], frame)
                     is_cut = is_cut or fault is Fault.CUT_BEFORE
                     if not is_cut:
                         link.faults.append(fault)
@@ -226,9 +228,9 @@ class Proxy:
             if not self._send(link.client, b"".join(out), "client") or fault is Fault.CUT_AFTER:
                 return
 
-    def _fault_for(self, name: bytes) -> Fault | None:
+    def _fault_for(self, name: bytes, frame: bytes) -> Fault | None:
         for rule in list(self._rules):
-            if rule.name == name:
+            if rule.name == name and rule.holding in frame:
                 rule.skip -= 1
                 if rule.skip < 0:
                     rule.times -= 1
@@ -261,11 +263,12 @@ class Proxy:
 
 
 class _Rule:
-    def __init__(self, fault: Fault, name: bytes, nth: int, times: int) -> None:
+    def __init__(self, fault: Fault, name: bytes, nth: int, times: int, holding: bytes) -> None:
         self.fault = fault
         self.name = name
         self.skip = nth - 1
         self.times = times
+        self.holding = holding
 
 
 class _Link:
