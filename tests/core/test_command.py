@@ -17,9 +17,12 @@ from chasqui._core.command import (
     xadd_dlq,
     xadd_event,
     xadd_jobs,
+    xadd_run_event,
     xreadgroup,
 )
+from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import encode_envelope, encode_retry
+from chasqui._core.reply import ReplyReader
 from chasqui._core.ulid import UlidFactory
 from tests.core.record_replies import frame
 
@@ -313,3 +316,19 @@ def test_while_a_view_is_out_no_command_is_written(write):
     view.release()
     write(buffer)
     assert buffer.commands > 1
+
+
+@pytest.mark.parametrize("duration_us", [-1, 0, 10**12])
+@pytest.mark.parametrize("name", ["", "mail", "名"])
+def test_run_event_is_the_event_that_xadd_event_writes(name: str, duration_us: int):
+    envelope = encode_envelope("an id", b"\xc0", 1, 7)
+    row = frame("d", envelope, *(("n", name) if name else ()))
+    reader = ReplyReader()
+    reader.feed(b"*1\r\n*2\r\n$3\r\n1-1\r\n" + row)
+    (entry,) = reader.read(EntryBuilder("range"))
+    fields = ["attempt", 8] + (["duration_us", duration_us] if duration_us >= 0 else [])
+    fast, plain = CommandBuffer(), CommandBuffer()
+    xadd_run_event(fast, b"key", b"completed", entry, 1_794_797_194_811, 8, duration_us)
+    xadd_event(plain, b"key", b"completed", "an id", 1_794_797_194_811, name, fields)
+    assert bytes(fast) == bytes(plain)
+    assert fast.commands == 1

@@ -19,6 +19,7 @@ from chasqui._core.command import (
     xadd_dlq,
     xadd_event,
     xadd_jobs,
+    xadd_run_event,
     xreadgroup,
 )
 from chasqui._core.entry import EntryBuilder
@@ -93,6 +94,11 @@ def look(entry_data: bytes) -> Callable[[], object]:
     return work
 
 
+def run_event(entry: Any) -> None:
+    xadd_run_event(BUFFER, b"k", b"completed", entry, NOW_MS, 70_000, 10**12)
+    BUFFER.clear()
+
+
 def parts() -> object:
     envelope = decode_envelope(ENVELOPE)
     return (
@@ -148,6 +154,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "xadd_event": clean(
         lambda: xadd_event(BUFFER, b"k", b"active", "id", NOW_MS, "n", ["attempt", 1000])
     ),
+    "xadd_run_event": lambda: (READER.feed(b"*1\r\n" + ENTRY), run_event(READER.read(RANGE)[0])),
     "xackdel": clean(lambda: xackdel(BUFFER, b"k", b"g", [b"1-1"] * 9)),
     "xackdel, wrong": lambda: xackdel(BUFFER, b"k", b"g", [b"1-1", None]),
     "xack_xdel": clean(lambda: xack_xdel(BUFFER, b"k", b"g", [b"1-1"] * 9)),
