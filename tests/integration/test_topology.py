@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 Connect = Callable[..., Connection]
 ConnectBlocking = Callable[..., BlockingConnection]
 
+#: Sentinels that stand against each other try again after a while.
+ELECTION_S = 90.0
+
 KINDS = ["redis-8.6", "valkey-9"]
 
 
@@ -162,7 +165,7 @@ def test_the_blocking_connection_follows_a_slot(
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=1, sentinels=1) as group:
-        connection = connect(group.url)
+        connection = connect(group.url, request_timeout_s=ELECTION_S)
         assert await connection.execute("SADD", "all", 0, effect=Effect.IDEMPOTENT) == 1
         old = group.primary
         await asyncio.to_thread(group.fail_over)
@@ -180,7 +183,7 @@ async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=2, sentinels=3) as group:
-        connection = connect(group.url)
+        connection = connect(group.url, request_timeout_s=ELECTION_S)
         await connection.execute("SET", "before", "1", effect=Effect.IDEMPOTENT)
         assert await connection.execute("WAIT", 2, 10_000, effect=Effect.READ) == 2
         old = group.primary
@@ -193,7 +196,7 @@ async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None
 
 def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlocking) -> None:
     with Watched("redis-8.6", replicas=1, sentinels=1) as group, ThreadPoolExecutor(1) as pool:
-        connection = connect_blocking(group.url)
+        connection = connect_blocking(group.url, request_timeout_s=ELECTION_S)
         connection.execute("SET", "before", "1", effect=Effect.IDEMPOTENT)
         assert connection.execute("WAIT", 1, 10_000, effect=Effect.READ) == 1
         old = group.primary

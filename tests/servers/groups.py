@@ -59,7 +59,7 @@ class _Sentinel(Server):
             f"port {port}\nbind 127.0.0.1\ndir {self.directory}\n"
             f"sentinel monitor mymaster 127.0.0.1 {self._primary_port} {self._quorum}\n"
             "sentinel down-after-milliseconds mymaster 500\n"
-            "sentinel failover-timeout mymaster 5000\n"
+            "sentinel failover-timeout mymaster 2000\n"
         )
         return [str(self.binary), str(config), "--sentinel"]
 
