@@ -20,7 +20,7 @@ build: $(STAMP) ## Make .venv, compile the core and install chasqui into it, edi
 demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo
 
-test: build servers ## Run the whole suite
+test: build servers interop-venv ## Run the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: build ## Run the suite without its slow tests, two at a time
