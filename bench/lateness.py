@@ -3,13 +3,15 @@
     python -m bench.lateness [--jobs N] [--seconds S] [--server redis-8.6] [--foreign]
 
 Prints when each job entered the stream against its due time, both by the server's clock, so with
-a resolution of one millisecond. With --foreign the jobs are put as chasquimq puts them: without a
-ring, one at a time, each due within half a second.
+a resolution of one millisecond; and beside it how late this machine's timers are by themselves,
+in the same run: a busy machine is late whatever it runs. With --foreign the jobs are put as
+chasquimq puts them: without a ring, one at a time, each due within half a second.
 """
 
 import argparse
 import asyncio
 import random
+from time import monotonic
 
 from chasqui import Queue
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
@@ -26,12 +28,16 @@ from tests.servers import Server
 TARGET_MS = 5
 
 
-async def measure(url: str, jobs: int, seconds: float, is_foreign: bool) -> list[int]:
-    """How late each job was, in ms, sorted."""
+async def measure(
+    url: str, jobs: int, seconds: float, is_foreign: bool
+) -> tuple[list[int], list[float]]:
+    """How late each job was, and each of the machine's own timers: in ms, sorted."""
     keys = Keys("lateness")
     metrics = InMemorySink()
     promoter = Promoter(url, keys.queue, metrics=metrics)
     running = asyncio.create_task(promoter.run())
+    timers: list[float] = []
+    sleeping = asyncio.create_task(measure_timers(timers))
     connection = Connection(Endpoint.parse(url), key=keys.delayed)
     try:
         await metrics.next(LockOutcome)
@@ -41,11 +47,22 @@ async def measure(url: str, jobs: int, seconds: float, is_foreign: bool) -> list
         while promoted < jobs:
             promoted += (await metrics.next(PromoterTick)).promoted
         found = await connection.execute("XRANGE", keys.stream, "-", "+", effect=Effect.READ)
-        return sorted(int(one.split(b"-")[0]) - due[fields[1]] for one, fields in found)
+        late = sorted(int(one.split(b"-")[0]) - due[fields[1]] for one, fields in found)
+        return late, sorted(timers)
     finally:
+        sleeping.cancel()
         promoter.shutdown()
         await running
         await connection.close()
+
+
+async def measure_timers(late: list[float]) -> None:
+    """Sleep for random times, as the promoter does, and note how late each sleep ended."""
+    while True:
+        wait_s = random.uniform(0.001, 0.02)
+        start_s = monotonic()
+        await asyncio.sleep(wait_s)
+        late.append((monotonic() - start_s - wait_s) * 1000)
 
 
 async def put_ours(
@@ -86,13 +103,17 @@ def main() -> None:
     parser.add_argument("--foreign", action="store_true")
     options = parser.parse_args()
     with Server(options.server) as server:
-        late = asyncio.run(measure(server.url, options.jobs, options.seconds, options.foreign))
+        late, timers = asyncio.run(
+            measure(server.url, options.jobs, options.seconds, options.foreign)
+        )
     p50, p99 = late[len(late) // 2], late[int(len(late) * 0.99)]
     verdict = "" if options.foreign else "  PASS" if p99 <= TARGET_MS else "  SHORT"
     who = "chasquimq's" if options.foreign else "our"
     print(
         f"{options.server}: {len(late)} of {who} jobs late by"
-        f" p50 {p50} ms, p99 {p99} ms, max {late[-1]} ms{verdict}"
+        f" p50 {p50} ms, p99 {p99} ms, max {late[-1]} ms{verdict}\n"
+        f"  timers alone: p50 {timers[len(timers) // 2]:.1f} ms,"
+        f" p99 {timers[int(len(timers) * 0.99)]:.1f} ms"
     )
 
 

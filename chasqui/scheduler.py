@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FIRES_PER_CALL: Final = 250
 #: The shortest time between two looks while there is no spec at all.
 EMPTY_POLL_S: Final = 2.0
+#: When to look again after another scheduler was seen at work, or a fire's answer was lost.
+_LOOK_AGAIN_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,9 @@ class SchedulerDuty(Duty):
         key, batch = self._keys.repeat, self._config.batch
         now_ms = _ms(await self.connection.execute("TIME", effect=Effect.READ))
         fires = 0
+        is_stale = False
         unreadable: dict[bytes, Any] = {}
-        while True:
+        while not is_stale:
             # What cannot be read stays where it is, before all others: step over it.
             reply = await self.connection.execute(
                 *("ZRANGEBYSCORE", key, "-inf", now_ms),
@@ -143,7 +146,8 @@ class SchedulerDuty(Duty):
             )
             due = list(scored(reply))
             if due:
-                fires += await self._fire_all(due, now_ms, unreadable)
+                count, is_stale = await self._fire_page(due, now_ms, unreadable)
+                fires += count
             if len(due) < batch:
                 break
         self._unreadable = unreadable
@@ -161,19 +165,21 @@ class SchedulerDuty(Duty):
             next_due_s = max(0.0, (self._next_ms * 1000 - _us(time)) / 1e6)
         self._next_at_s = math.inf if next_due_s is None else monotonic() + next_due_s
         self._set_tick()
+        if is_stale:
+            self._tick_at_s = monotonic() + _LOOK_AGAIN_S
         return Fired(fires, len(unreadable), next_due_s)
 
-    async def _fire_all(
+    async def _fire_page(
         self, due: list[tuple[bytes, int]], now_ms: int, unreadable: dict[bytes, Any]
-    ) -> int:
-        """Fire the due specs of one page; how many jobs that made."""
+    ) -> tuple[int, bool]:
+        """Fire some due specs; how many jobs that made, and whether one was not due any more."""
         hashes = await self.connection.submit(
             commands(
                 *(("HMGET", self._spec_key(member), SPEC, FIRED, b"retry") for member, _ in due),
                 effect=Effect.READ,
             )
         )
-        fires = 0
+        fires, is_stale = 0, False
         for (member, due_ms), content in zip(
             due, hashes if len(due) > 1 else [hashes], strict=True
         ):
@@ -192,9 +198,10 @@ class SchedulerDuty(Duty):
             for request in self._requests(member, spec, plan, due_ms, now_ms):
                 count = await self.connection.submit(request)
                 if count < 0:
-                    break  # another scheduler was faster
+                    is_stale = True
+                    break
                 fires += count
-        return fires
+        return fires, is_stale
 
     def _requests(
         self, member: bytes, spec: RepeatSpec, plan: FirePlan, due_ms: int, now_ms: int
