@@ -20,7 +20,11 @@ class ResultSource(Protocol):
     """Where a job that was added can be waited for."""
 
     async def wait_for_result(
-        self, job_id: str, *, timeout: float, poll_interval: float
+        self, job_id: str, *, timeout: float, poll_interval: float, since_ms: int | None
+    ) -> Any: ...
+
+    async def wait_for_end(
+        self, job_id: str, *, timeout: float | None, poll_interval: float, since_ms: int | None
     ) -> Any: ...
 
 
@@ -46,6 +50,11 @@ class Job:
     #: On a worker's job: what tells whether it is still ours, and the id it has there.
     _lease: tuple[Lease, bytes] | None = field(default=None, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process goes the job, not its ties to a queue or a worker."""
+        fields = (self.id, self.name, self.data, self.attempt, self.created_at_ms, self.is_new)
+        return type(self), fields
+
     @property
     def lost(self) -> bool:
         """True once another worker has taken the job over: whatever this run does is not counted.
@@ -68,22 +77,38 @@ class Job:
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:
         """The handler's return value, once stored: workers store it if told to, and None never.
 
-        Raises TimeoutError after `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds, and JobFailedError as soon as the job is in the
+        dead-letter queue.
         """
+        queue = self._source("wait_for_result")
+        return await queue.wait_for_result(
+            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=self._since_ms
+        )
+
+    async def result(self, *, timeout: float | None = 30.0, poll_interval: float = 0.1) -> Any:
+        """The stored return value as soon as the job is done, or None if nothing was stored.
+
+        Raises JobFailedError as soon as the job is in the dead-letter queue, TimeoutError after
+        `timeout` seconds. That a job is done without a result is known by its events: where its
+        worker has them off, and stores nothing, this waits until the timeout.
+        """
+        queue = self._source("result")
+        return await queue.wait_for_end(
+            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=self._since_ms
+        )
+
+    @property
+    def _since_ms(self) -> int | None:
+        """When the job came to be; None for one that was there already."""
+        return self.created_at_ms if self.is_new else None
+
+    def _source(self, method: str) -> ResultSource:
         if self._queue is None:
             raise RuntimeError(
-                "Job.wait_for_result requires a Queue reference; call from a Job returned by "
+                f"Job.{method} requires a Queue reference; call from a Job returned by "
                 "Queue.add / Queue.add_bulk, not from a Worker handler"
             )
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
-        if not poll_interval > 0:
-            raise ValueError(
-                f"poll_interval must be a positive number of seconds, got {poll_interval}"
-            )
-        return await self._queue.wait_for_result(
-            self.id, timeout=timeout, poll_interval=poll_interval
-        )
+        return self._queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,32 +11,34 @@ from chasqui._core.reply import Builder
 from chasqui.request import Effect, Request, Script
 
 
-def _load(name: str) -> Script:
+def load(name: str) -> Script:
+    """The script of lua/<name>.lua."""
     source = files("chasqui").joinpath("lua", f"{name}.lua").read_bytes()
     # The name Redis gives a script; nothing is protected by it.
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha)
 
 
-ACK: Final = _load("ack")
-ADD: Final = _load("add")
-ADD_MIXED: Final = _load("add_mixed")
-BURY: Final = _load("bury")
-CANCEL: Final = _load("cancel")
-COMPLETE: Final = _load("complete")
-COUNTS: Final = _load("counts")
-FIRE: Final = _load("fire")
-LEASE_RELEASE: Final = _load("lease_release")
-LEASE_TAKE: Final = _load("lease_take")
-PROMOTE: Final = _load("promote")
-RECLAIM: Final = _load("reclaim")
-RELEASE: Final = _load("release")
-REMOVE_REPEAT: Final = _load("remove_repeat")
-RENEW: Final = _load("renew")
-REPLAY: Final = _load("replay")
-RESCHEDULE: Final = _load("reschedule")
-RETRY: Final = _load("retry")
-UPSERT_REPEAT: Final = _load("upsert_repeat")
+ACK: Final = load("ack")
+ADD: Final = load("add")
+ADD_MIXED: Final = load("add_mixed")
+BURY: Final = load("bury")
+CANCEL: Final = load("cancel")
+COMPLETE: Final = load("complete")
+COUNTS: Final = load("counts")
+FIRE: Final = load("fire")
+LEASE_RELEASE: Final = load("lease_release")
+LEASE_TAKE: Final = load("lease_take")
+PROMOTE: Final = load("promote")
+RECLAIM: Final = load("reclaim")
+RECOVER: Final = load("recover")
+RELEASE: Final = load("release")
+REMOVE_REPEAT: Final = load("remove_repeat")
+RENEW: Final = load("renew")
+REPLAY: Final = load("replay")
+RESCHEDULE: Final = load("reschedule")
+RETRY: Final = load("retry")
+UPSERT_REPEAT: Final = load("upsert_repeat")
 
 
 def call(

@@ -13,10 +13,13 @@ from chasqui.consumer import Engine, Health
 from chasqui.consumer.config import ConsumerConfig, make_config
 from chasqui.consumer.dispatcher import UnreadableError
 from chasqui.consumer.handlers import Handlers
+from chasqui.duty import Duty
 from chasqui.errors import PayloadError
 from chasqui.job import Job
 from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink
+from chasqui.promoter import PromoterConfig, PromoterDuty
+from chasqui.scheduler import SchedulerConfig, SchedulerDuty
 
 #: What runs a job: a coroutine function, or a plain one, which runs in a thread.
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
@@ -124,14 +127,12 @@ class Worker:
         if self._running is None:
             if self._is_closed:
                 return
-            self._running = asyncio.ensure_future(self._consume())
-        try:
-            await asyncio.shield(self._running)
-        except asyncio.CancelledError:
-            if not self._running.done():  # our caller was cancelled: stop in good order
-                await self.close()
-                await asyncio.gather(self._running, return_exceptions=True)
-            raise
+            self._engine = self._make_engine()
+            self._running = asyncio.ensure_future(
+                self._engine.run(*timed_work(self._config, self._metrics))
+            )
+        assert self._engine is not None
+        await _to_the_end(self._engine, self._running)
 
     async def close(self) -> None:
         """Begin the drain: `run` returns when it is over. A second call does nothing."""
@@ -162,8 +163,8 @@ class Worker:
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
 
-    async def _consume(self) -> None:
-        engine = self._engine = Engine(
+    def _make_engine(self) -> Engine:
+        return Engine(
             self._keys,
             self._endpoint,
             self._config,
@@ -173,9 +174,6 @@ class Worker:
             credential_provider=self._credential_provider,
             metrics=self._metrics,
         )
-        if self._is_closed:
-            engine.stop()
-        await engine.run(*timed_work(self._endpoint, self._config, self._credential_provider))
 
 
 class Consumer:
@@ -204,6 +202,8 @@ class Consumer:
 
     async def run(self, handler: Callable[["RawJob"], Any]) -> None:
         """Run jobs until `shutdown()`; returns when drained."""
+        if self._engine is not None:
+            raise RuntimeError("this consumer was run already")
         if self._is_stopped:
             return
         engine = self._engine = Engine(
@@ -216,7 +216,8 @@ class Consumer:
             credential_provider=self._credential_provider,
             metrics=self._metrics,
         )
-        await engine.run(*timed_work(self._endpoint, self._config, self._credential_provider))
+        running = asyncio.ensure_future(engine.run(*timed_work(self._config, self._metrics)))
+        await _to_the_end(engine, running)
 
     def shutdown(self) -> None:
         """Begin the drain. A second call does nothing."""
@@ -236,11 +237,50 @@ class RawJob:
     attempt: int
 
 
+async def _to_the_end(engine: Engine, running: asyncio.Task[None]) -> None:
+    """Wait for a run; cancelled, let it drain first. A second cancellation stops it at once."""
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if not running.done():
+            engine.stop()
+            await asyncio.gather(running, return_exceptions=True)
+        raise
+    if engine.exit is not None:
+        # Not raised in the engine's own task: that would break the loop instead of reaching us.
+        raise engine.exit
+
+
 def timed_work(
-    endpoint: Endpoint, config: ConsumerConfig, credential_provider: CredentialProvider | None
-) -> list[Callable[[Engine], Awaitable[None]]]:
-    """The duties that run beside the engine: promoter and scheduler, as configured."""
-    return []
+    config: ConsumerConfig, metrics: MetricsSink | None
+) -> list[Callable[[Engine], Duty]]:
+    """What makes the duties that run beside the engine: promoter and scheduler, as configured."""
+    promoter = PromoterConfig(has_events=config.events_enabled)
+    scheduler = SchedulerConfig()
+    if config.scheduler_tick_ms is not None:
+        scheduler = SchedulerConfig(tick_interval_ms=config.scheduler_tick_ms)
+
+    def make_promoter(engine: Engine) -> Duty:
+        return PromoterDuty(
+            engine.keys,
+            engine.connection,
+            engine.new_connection(),
+            promoter,
+            holder_id=config.consumer_id,
+            metrics=metrics,
+        )
+
+    def make_scheduler(engine: Engine) -> Duty:
+        return SchedulerDuty(
+            engine.keys, engine.connection, scheduler, holder_id=config.consumer_id
+        )
+
+    makers: list[Callable[[Engine], Duty]] = []
+    if config.delayed_enabled:
+        makers.append(make_promoter)
+    if config.run_scheduler:
+        makers.append(make_scheduler)
+    return makers
 
 
 def _make_job(engine: Engine, entry: Entry) -> Job:

@@ -2,6 +2,8 @@
 acker and the relocator; the heartbeat watches over what is in hand. Wired here."""
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.reader import Reader, release
 from chasqui.consumer.relocator import Relocator
+from chasqui.duty import Duty
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink, guard
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a drain may take beyond its handlers: acks, moves, leadership.
 FLUSH_DEADLINE_S = 5.0
+#: How long a duty that ended by an error waits before it begins anew.
+DUTY_AGAIN_MIN_S, DUTY_AGAIN_MAX_S = 1.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +83,15 @@ class Engine:
             "credential_provider": credential_provider,
         }
         self._reading = Connection(endpoint, is_reader=True, **options)
-        self.connection = Connection(endpoint, **options)
+        self.new_connection = functools.partial(Connection, endpoint, **options)
+        self.connection = self.new_connection()
         self.events = EventWriter(self.connection, keys) if config.events_enabled else None
         shared: dict[str, Any] = {"holdings": self.holdings, "on_lost": self._lost}
         names = (self.connection, keys, config.group, config.consumer_id)
         self._acker = Acker(*names, config.result_ttl_ms, **shared)
         self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared)
+        if self.events is not None:
+            self.events.before_send = self._acker.run_once
         kind = Dispatcher if config.batch is None else BatchDispatcher
         self._dispatcher = kind(
             config,
@@ -104,10 +112,12 @@ class Engine:
             offer=self._dispatcher.offer,
             idle_slots=self._dispatcher.idle_slots,
             finished=lambda: self._dispatcher.finished,
+            unsettled=lambda: self._acker.waiting + self._relocator.waiting,
             on_drained=self._drained,
         )
         self._dispatcher.on_low = self._reader.wake
         self._dispatcher.on_exit = self.stop
+        self._dispatcher.on_lapsed = lambda: self._heartbeat.beat_now()
         self._heartbeat = Heartbeat(
             BlockingConnection(endpoint, **options),
             keys,
@@ -117,6 +127,7 @@ class Engine:
             self._lost_in_thread,
         )
         self._stop = asyncio.Event()
+        self._end_duties = asyncio.Event()
         self._is_cut_short = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_running = False
@@ -132,8 +143,13 @@ class Engine:
         self._stop.set()
         self._is_cut_short.set()
 
-    async def run(self, *beside: Callable[["Engine"], Any]) -> None:
-        """Consume until `stop`, then drain. `beside` are duties that run along and end with it."""
+    @property
+    def exit(self) -> BaseException | None:
+        """SystemExit or KeyboardInterrupt, if a handler raised that: the engine stopped for it."""
+        return self._dispatcher.exit
+
+    async def run(self, *beside: Callable[["Engine"], Duty]) -> None:
+        """Consume until `stop`, then drain. `beside` make the duties that run along."""
         self._loop = asyncio.get_running_loop()
         self.is_running = True
         tasks: list[asyncio.Task[Any]] = []
@@ -143,27 +159,36 @@ class Engine:
             self._heartbeat.start()
             self._dispatcher.start()
             reading = self._loop.create_task(self._reader.run())
-            tasks = [self._loop.create_task(duty(self)) for duty in beside]
-            stopping = self._loop.create_task(self._stop.wait())
-            done, _ = await asyncio.wait(
-                [reading, stopping, *tasks], return_when=asyncio.FIRST_COMPLETED
-            )
-            failed = [task for task in done if task is not stopping and task.exception()]
-            tasks += [reading, stopping]
+            duties = [self._loop.create_task(self._attend(make)) for make in beside]
+            tasks = [reading, *duties]
+            await self._stop.wait()
             await self._drain(reading)
-            for task in failed:
-                await task
+            self._end_duties.set()
+            if duties:
+                await asyncio.wait(duties, timeout=FLUSH_DEADLINE_S)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
             await asyncio.to_thread(self._heartbeat.stop)
             self._handlers.close()
             await self._reading.close()
             await self.connection.close()
             self.is_running = False
-        if self._dispatcher.exit is not None:
-            raise self._dispatcher.exit
+
+    async def _attend(self, make: Callable[["Engine"], Duty]) -> None:
+        """See that a duty is done until the drain is over, whatever happens to it."""
+        wait_s = DUTY_AGAIN_MIN_S
+        while not self._end_duties.is_set():
+            duty = make(self)
+            try:
+                await duty.run(self._end_duties)
+            except Exception:
+                logger.exception("the %s of queue %s begins anew", duty.name, self.keys.queue)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._end_duties.wait(), wait_s)
+                wait_s = min(wait_s * 2, DUTY_AGAIN_MAX_S)
 
     async def _connect(self) -> None:
         """The first connection: a wrong URL or password is an error, not something to wait out."""
@@ -237,20 +262,9 @@ class Engine:
 
     def _lost_in_thread(self, entry_ids: list[bytes]) -> None:
         """The heartbeat found entries that are not ours; some may be done by now."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._lost_while_held, entry_ids)
-        self.holdings.lost.update(set(entry_ids) & set(self.holdings.running_ids()))
-
-    def _lost_while_held(self, entry_ids: list[bytes]) -> None:
-        lost = set(entry_ids)
-        waiting = self.holdings.waiting
-        if any(entry.id in lost for entry in waiting):
-            kept = [entry for entry in waiting if entry.id not in lost]
-            waiting.clear()
-            waiting.extend(kept)
-        running = lost & set(self.holdings.running_ids())
-        if running:
-            self._lost(list(running))
+        lost = self.holdings.take_away(entry_ids)
+        if lost and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._lost, lost)
 
     def _lost(self, entry_ids: list[bytes]) -> None:
         self._lost_count += len(entry_ids)

@@ -16,7 +16,9 @@ from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xackdel
 from chasqui.connection import Connection
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
+from chasqui.errors import AuthenticationError, ServerError
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request
 
@@ -28,6 +30,9 @@ ACK_BATCH: Final = 1000
 #: Results are moved by a script: fewer at a time, not to hold the server up.
 RESULT_BATCH: Final = 100
 AGAIN_S: Final = 0.2
+#: What the scripts answer for an entry.
+NOT_OURS: Final = ord("0")
+NOT_STORED: Final = ord("2")
 
 
 class Lost(Protocol):
@@ -62,6 +67,7 @@ class Acker:
         self._empty = asyncio.Event()
         self._empty.set()
         self._buffer = CommandBuffer()
+        self._complaints = Complaints(logger)
         holdings.others.append(self.ids)
 
     @property
@@ -125,7 +131,8 @@ class Acker:
         self._empty.clear()
         self._inflight.add(batch)
         try:
-            self._connection.post(self._request(batch), batch)
+            batch.request = self._request(batch)
+            self._connection.post(batch.request, batch)
         except Exception as error:
             batch.set_exception(error)
 
@@ -139,7 +146,8 @@ class Acker:
             batch.is_fenced = True
             return scripts.call(scripts.COMPLETE, keys, arguments, Effect.IDEMPOTENT)
         sure_for_s = self._holdings.sure_for_s
-        if batch.must_fence or sure_for_s <= 0:
+        # Too short a time would only make the connection give up on a server that is slow.
+        if batch.must_fence or sure_for_s < self._holdings.lease_s / 6:
             batch.is_fenced = True
             return scripts.call(scripts.ACK, [stream], [*owner, *batch.ids], Effect.IDEMPOTENT)
         profile = self._connection.profile
@@ -164,13 +172,20 @@ class Acker:
 
     def _failed(self, batch: "Batch", error: Exception) -> None:
         """It may or may not have been applied: ask again, for those that are still ours."""
-        if self._connection.is_closed:
+        if self._connection.is_closed or "NOGROUP" in str(error):
+            # With the group went what we held: it is delivered anew if it is still in the stream.
             self._finished(batch, [])
             return
-        logger.debug("%d acks are sent again: %s", len(batch.ids), error)
+        if isinstance(error, ServerError | AuthenticationError):
+            self._complaints.warn("%d acks are refused and sent again: %s", len(batch.ids), error)
+        else:
+            logger.debug("%d acks are sent again: %s", len(batch.ids), error)
         batch.must_fence = True
         loop = asyncio.get_running_loop()
         loop.call_later(AGAIN_S, self._again, batch)
+
+    def _not_stored(self, count: int) -> None:
+        self._complaints.warn("the server would not store the results of %d jobs", count)
 
     def _again(self, batch: "Batch") -> None:
         if batch in self._inflight:
@@ -202,7 +217,11 @@ class Batch:
         lost: list[bytes] = []
         # After a repeat a missing entry may well be one that the first try acknowledged.
         if self.is_fenced and not self.must_fence:
-            lost = [entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == 48]
+            lost = [
+                entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == NOT_OURS
+            ]
+        if self.results is not None and NOT_STORED in reply:
+            self._acker._not_stored(reply.count(NOT_STORED))
         self._acker._finished(self, lost)
 
     def set_exception(self, error: Exception, /) -> None:

@@ -24,8 +24,13 @@ class BatchDispatcher(Dispatcher):
 
     async def _run(self, slot: Slot, entry: Entry) -> None:
         slot.started_ns = time.perf_counter_ns()
-        slot.entries = entries = await self._gather(slot, entry)
         try:
+            slot.entries = entries = await self._gather(slot, entry)
+            holdings = self._holdings
+            if holdings.lost or time.perf_counter_ns() > holdings.alive_until_ns:
+                slot.entries = entries = tuple(
+                    [entry for entry in entries if await self._is_ours(entry)]
+                )
             await self._run_batch(entries)
         finally:
             slot.entries = ()
@@ -48,7 +53,6 @@ class BatchDispatcher(Dispatcher):
         return tuple(taken)
 
     async def _run_batch(self, entries: tuple[Entry, ...]) -> None:
-        started_ns = time.perf_counter_ns()
         jobs: list[Any] = []
         good: list[Entry] = []
         for entry in entries:
@@ -56,7 +60,7 @@ class BatchDispatcher(Dispatcher):
                 jobs.append(self._make_job(entry))
                 good.append(entry)
             except UnreadableError as error:
-                self._failed(entry, error, started_ns)
+                self._refuse(entry, error)
         if not good:
             return
         if self._events is not None:

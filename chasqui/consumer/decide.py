@@ -29,7 +29,9 @@ class Arrived(Protocol):
     @property
     def attempt(self) -> int: ...
     @property
-    def deliveries(self) -> int: ...
+    def deliveries(self) -> int:
+        """How often it was delivered before this time."""
+
     @property
     def max_attempts(self) -> int | None: ...
     @property
@@ -118,7 +120,7 @@ def on_arrival(entry: Arrived, limits: Limits, *, is_in_hand: bool) -> Arrival:
     if entry.attempt + 1 > limits.attempts_of(entry):
         return Bury(RETRIES_EXHAUSTED)
     # A delivery that was lost with its worker is no failed run: it has a budget of its own.
-    if entry.deliveries > limits.deliveries_of(entry):
+    if entry.deliveries >= limits.deliveries_of(entry):
         return Bury(RETRIES_EXHAUSTED, WORKER_LOST)
     return RUN
 

@@ -17,11 +17,11 @@ from chasqui.consumer.acker import Acker
 from chasqui.consumer.config import ConsumerConfig
 from chasqui.consumer.decide import (
     DECODE_FAILED,
+    GONE,
     UNRECOVERABLE,
     Acknowledge,
     Bury,
     Failure,
-    Leave,
     Run,
     RunAgain,
     on_arrival,
@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 #: Jobs that one slot runs in a row before the loop gets a turn.
 TURN_JOBS: Final = 64
+#: How often to see whether leases hold again.
+LAPSED_POLL_S: Final = 0.05
+#: What a cancelled handler gets to come to its end.
+CANCEL_S: Final = 1.0
 NO_HANDLER: Final = "no handler"
 
 
@@ -82,6 +86,8 @@ class Dispatcher:
         #: Set when a handler asked the process to end.
         self.exit: BaseException | None = None
         self.on_exit: Callable[[], None] = lambda: None
+        #: Called while the leases have lapsed and work waits for them.
+        self.on_lapsed: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
@@ -95,13 +101,22 @@ class Dispatcher:
         waiting = holdings.waiting
         reclaimed = 0
         in_hand: set[bytes] | None = None
+        gone: list[bytes] = []
         for entry in entries:
-            if entry is None:  # deleted while it was pending
+            if entry is None:
                 continue
-            if entry.fault is None and entry.deliveries <= 1 and entry.attempt == 0:
+            if (
+                entry.fault is None
+                and entry.deliveries == 0
+                and entry.attempt == 0
+                and entry.max_attempts != 0
+            ):
                 waiting.append(entry)
                 continue
-            if entry.deliveries > 1 and is_fresh:
+            if entry.fault == GONE:
+                gone.append(entry.id)
+                continue
+            if entry.deliveries and is_fresh:
                 reclaimed += 1
                 if in_hand is None:
                     in_hand = set(holdings.ids())
@@ -112,18 +127,16 @@ class Dispatcher:
                 waiting.append(entry)
             elif isinstance(verdict, Bury):
                 self._bury(entry, verdict, attempt=0)
-            else:
-                self._leave(entry, verdict)
+        if gone:
+            logger.error(
+                "%d entries were deleted from the stream while they were pending, "
+                "and their jobs are lost: %s",
+                len(gone),
+                ", ".join(entry_id.decode() for entry_id in gone[:5]),
+            )
         if self._metrics is not None and entries:
             self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))
         self._wake(1)
-
-    def _leave(self, entry: Entry, verdict: Leave) -> None:
-        if entry.fault is not None:
-            logger.warning(
-                "entry %s was deleted from the stream while it was pending: its job is lost",
-                entry.id.decode(),
-            )
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle and self._waking < 2:
@@ -173,7 +186,12 @@ class Dispatcher:
                 self.on_low()
             if waiting and self._idle and self._waking < 2:
                 self._wake(1)
-            await self._run(slot, entry)
+            try:
+                await self._run(slot, entry)
+            except Exception:
+                # Ours, not the handler's: the entry is reclaimed when its lease is over.
+                slot.entry = None
+                logger.exception("entry %s could not be seen to", entry.id.decode())
             in_a_row += 1
             if in_a_row >= TURN_JOBS:
                 in_a_row = 0
@@ -202,21 +220,47 @@ class Dispatcher:
             self._bury(entry, Bury(UNRECOVERABLE, NO_HANDLER), attempt=entry.attempt + 1)
             return
         events = self._events
+        holdings = self._holdings
         slot.started_ns = started_ns = time.perf_counter_ns()
         slot.entry = entry
+        if (holdings.lost or started_ns > holdings.alive_until_ns) and not await self._is_ours(
+            entry
+        ):
+            slot.entry = None
+            return
         try:
             job = self._make_job(entry)
             if events is not None:
                 events.active(entry)
             result = await (run(job) if limit_s is None else within(limit_s, run(job)))
             encoded = self._encode_result(result)
-        except BaseException as error:
+        except UnreadableError as error:
+            self._refuse(entry, error)
             slot.entry = None
-            if not self._failed(entry, error, started_ns):
-                raise
+            return
+        except BaseException as error:
+            try:
+                if not self._failed(entry, error, started_ns):
+                    raise
+            finally:
+                slot.entry = None
             return
         self._completed(entry, job.id, encoded, started_ns)
         slot.entry = None
+
+    async def _is_ours(self, entry: Entry) -> bool:
+        """Wait until leases are known to hold again, after a pause that was longer than they are;
+        False if somebody else owns the entry now, or if it is to be handed back."""
+        while not self._holdings.is_alive:
+            if self._is_stopping:
+                return False
+            self.on_lapsed()
+            await asyncio.sleep(LAPSED_POLL_S)
+        lost = self._holdings.lost
+        if entry.id in lost:
+            lost.discard(entry.id)
+            return False
+        return True
 
     # ── Runs that are over ──────────────────────────────────────────────────────────────────────
 
@@ -241,15 +285,17 @@ class Dispatcher:
 
     def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
         """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
-        if isinstance(error, asyncio.CancelledError) and _is_cancelled_from_outside():
+        task = _current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             return False
-        if isinstance(error, GeneratorExit):
-            return False
+        if isinstance(error, GeneratorExit) and task not in self._tasks:
+            return False  # the loop is gone, and the slot is taken apart
         self.finished += 1
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         if isinstance(error, SystemExit | KeyboardInterrupt):
-            # The handler wants the process to end: it goes back untouched, and we stop.
-            logger.warning("a handler of queue raised %r: the worker stops", error)
+            # The handler wants the process to end. That is a failed run like others, so that a
+            # job that ends every process that takes it does not do so for ever.
+            logger.warning("the handler of %r raised %r: the worker stops", entry.name, error)
             self.exit = error
             self.on_exit()
         attempt = entry.attempt + 1
@@ -284,8 +330,12 @@ class Dispatcher:
                 )
 
         self._relocator.move(
-            Move(entry, delay_ms=verdict.delay_ms, attempt=verdict.attempt, on_moved=moved)
+            Move(entry, verdict.attempt, delay_ms=verdict.delay_ms, on_moved=moved)
         )
+
+    def _refuse(self, entry: Entry, error: "UnreadableError") -> None:
+        """Bury an entry whose payload cannot be read: it never ran."""
+        self._bury(entry, Bury(DECODE_FAILED, str(error)), attempt=0)
 
     def _bury(
         self, entry: Entry, verdict: Bury, *, attempt: int, error: BaseException | None = None
@@ -299,11 +349,11 @@ class Dispatcher:
         self._relocator.move(
             Move(
                 entry,
-                attempt=attempt,
+                entry.attempt + (error is not None),
                 reason=verdict.reason,
                 detail=verdict.detail,
                 error=None if error is None else _described(error),
-                traceback=None if error is None else "".join(traceback.format_exception(error)),
+                traceback=None if error is None else _traceback(error),
                 on_moved=moved,
             )
         )
@@ -315,8 +365,6 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(is_final=True, reason=UNRECOVERABLE)
     if isinstance(error, Retry):
         return Failure(delay_ms=error.delay_ms)
-    if isinstance(error, UnreadableError):
-        return Failure(is_final=True, reason=DECODE_FAILED, detail=str(error))
     return Failure()
 
 
@@ -325,18 +373,49 @@ class UnreadableError(PayloadError):
 
 
 async def within(limit_s: float, run: Awaitable[Any]) -> Any:
+    """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
+    if it takes no notice; one that goes on regardless is left behind, and its slot is free."""
+    task = asyncio.ensure_future(_contained(run))
     try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await run
-    except TimeoutError:
-        if limit.expired():
-            raise TimeoutError(f"the handler took longer than {limit_s:g} s") from None
-        raise
+        await asyncio.wait({task}, timeout=limit_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise
+    if task.done():
+        result, error = task.result()
+        if error is not None:
+            raise error
+        return result
+    task.cancel()
+    await asyncio.wait({task}, timeout=CANCEL_S)
+    if not task.done():
+        logger.error("a handler ignores that it was cancelled: it is left behind")
+        _left_behind.add(task)
+        task.add_done_callback(_left_behind.discard)
+    elif not task.cancelled():
+        task.exception()
+    raise TimeoutError(f"the handler took longer than {limit_s:g} s")
 
 
-def _is_cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+#: Runs that went on after they were cancelled; the loop itself holds tasks only weakly.
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+async def _contained(run: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What a run returned or, where a task would take the loop down with it, raised."""
+    try:
+        return await run, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
 
 
 def _text(error: BaseException) -> str:
@@ -349,3 +428,10 @@ def _text(error: BaseException) -> str:
 def _described(error: BaseException) -> str:
     text = _text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return ""

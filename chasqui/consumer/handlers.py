@@ -6,16 +6,22 @@ Whatever the user gave, the dispatcher awaits one thing: `run(job)`.
 import asyncio
 import functools
 import inspect
+import pickle
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
+
+from chasqui.consumer.pool import Pool
+from chasqui.errors import UnrecoverableError
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 #: Names come from producers, who may make up any number of them.
 KNOWN_NAMES: Final = 1000
+#: The pool that all plain functions share.
+THREADS: Final = "threads"
 
 
 class Handlers:
@@ -31,8 +37,7 @@ class Handlers:
         timeout_ms: Mapping[str, int] | int | None = None,
     ) -> None:
         self._threads = threads
-        self._thread_pool: ThreadPoolExecutor | None = None
-        self._process_pools: dict[str, ProcessPoolExecutor] = {}
+        self._pools: dict[str, Pool] = {}
         self._processes = processes
         self._timeouts = timeout_ms
         self._runners: dict[str, Runner] = {}
@@ -63,54 +68,58 @@ class Handlers:
 
     def close(self) -> None:
         """Let the pools go. A thread that still runs cannot be stopped; a process is ended."""
-        if self._thread_pool is not None:
-            self._thread_pool.shutdown(wait=False, cancel_futures=True)
-        for pool in self._process_pools.values():
-            processes = list((getattr(pool, "_processes", None) or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.terminate()
+        for pool in self._pools.values():
+            pool.close()
 
     def _runner(self, handler: Handler, name: str) -> Runner:
         count = self._processes
         if isinstance(count, Mapping):
             count = count.get(name)
         if count is not None:
-            return functools.partial(self._in_process, handler, name, count)
+            make = functools.partial(ProcessPoolExecutor, count, mp_context=get_context("spawn"))
+            pool = self._pools[f"processes of {name}"] = Pool(make)
+            return functools.partial(pool.run, _run_there, handler)
         if is_coroutine_function(handler):
             return handler
+        if THREADS not in self._pools:
+            make_threads = functools.partial(ThreadPoolExecutor, self._threads, "chasqui-handler")
+            self._pools[THREADS] = Pool(make_threads)
         return functools.partial(self._in_thread, handler)
 
     async def _in_thread(self, handler: Callable[[Any], Any], job: Any) -> Any:
-        if self._thread_pool is None:
-            self._thread_pool = ThreadPoolExecutor(self._threads, "chasqui-handler")
-        result = await _await_executor(self._thread_pool, handler, job)
+        result = await self._pools[THREADS].run(_run_here, handler, job)
         # A plain function may still hand back a coroutine, such as a partial of one.
         return await result if inspect.isawaitable(result) else result
 
-    async def _in_process(self, handler: Handler, name: str, count: int, job: Any) -> Any:
-        pool = self._process_pools.get(name)
-        if pool is None:
-            pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
-            self._process_pools[name] = pool
-        try:
-            return await _await_executor(pool, _run_there, handler, job)
-        except BaseException:
-            if getattr(pool, "_broken", False):
-                # One of its processes died: the pool is of no use any more, the next job makes one.
-                self._process_pools.pop(name, None)
-                pool.shutdown(wait=False)
-            raise
 
-
-async def _await_executor(pool: Executor, function: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+def _run_here(handler: Handler, job: Any) -> Any:
+    """In a thread of the pool."""
+    try:
+        return handler(job)
+    except StopIteration as error:  # which no future can carry
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _run_there(handler: Handler, job: Any) -> Any:
     """In a process of the pool: coroutine functions get a loop for the run."""
-    result = handler(job)
-    return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
+    try:
+        result = handler(job)
+        return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
+    except BaseException as error:
+        raise _portable(error) from error
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one like it that survives the way to another process: there are exceptions that
+    can be pickled and not unpickled, and those would break the pool."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        if not isinstance(error, StopIteration):
+            return error
+    except Exception:
+        pass
+    like = UnrecoverableError if isinstance(error, UnrecoverableError) else RuntimeError
+    return like(f"{type(error).__name__}: {error}")
 
 
 async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:

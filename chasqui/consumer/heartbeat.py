@@ -13,6 +13,7 @@ from typing import Final
 
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import ChasquiError
 from chasqui.keys import Keys
@@ -41,7 +42,9 @@ class Heartbeat:
         self._consumer_id = consumer_id
         self._holdings = holdings
         self._on_lost = on_lost
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._wake = threading.Event()
+        self._complaints = Complaints(logger)
         self._thread = threading.Thread(
             target=self.run, name=f"chasqui-heartbeat-{keys.queue}", daemon=True
         )
@@ -51,24 +54,34 @@ class Heartbeat:
 
     def stop(self) -> None:
         """End the thread. Blocks until it has let go of its connection."""
-        self._stop.set()
+        self._is_stopped = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
         self._connection.close()
+
+    def beat_now(self) -> None:
+        """Somebody waits for the leases to be known again."""
+        self._wake.set()
 
     def run(self) -> None:
         """Beat until stopped. A beat that failed is repeated soon, not a third of a lease later."""
         period_s = self._holdings.lease_s / 3
         wait_s = period_s
-        while not self._stop.wait(wait_s):
+        while True:
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            if self._is_stopped:
+                return
             try:
                 self.run_once()
                 wait_s = period_s
             except (ChasquiError, OSError) as error:
-                logger.warning("leases of queue %s not renewed: %s", self._keys.queue, error)
+                self._complain(error)
                 wait_s = min(1.0, period_s / 4)
-            except Exception:
-                logger.exception("leases of queue %s not renewed", self._keys.queue)
+            except Exception as error:
+                logger.debug("the error in full", exc_info=True)
+                self._complain(error)
                 wait_s = min(1.0, period_s / 4)
 
     def run_once(self) -> int:
@@ -86,7 +99,10 @@ class Heartbeat:
                     timeout_s=self._holdings.lease_s / 3,
                 )
             )
-        self._holdings.renewed(started_s)
-        if lost:
+        if lost:  # before anything counts as ours again
             self._on_lost(lost)
+        self._holdings.renewed(started_s)
         return len(ids)
+
+    def _complain(self, error: Exception) -> None:
+        self._complaints.warn("leases of queue %s not renewed: %s", self._keys.queue, error)

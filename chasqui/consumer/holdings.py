@@ -37,24 +37,25 @@ class Holdings:
         self.others: list[Callable[[], Iterable[bytes]]] = []
         #: Taken over by somebody else while we had them.
         self.lost: set[bytes] = set()
-        self._sure_until_s = time.monotonic() + lease_s * 2 / 3
+        self._sure_until_s = 0.0
+        #: Until then, by `time.perf_counter_ns`, nobody can have taken over what is in hand.
+        self.alive_until_ns = 0
+        self.renewed(time.monotonic())
 
     @property
-    def is_sure(self) -> bool:
-        """True while all that is in hand is certainly ours: no fence is needed.
+    def sure_for_s(self) -> float:
+        """How long all that is in hand is certainly ours, so that no fence is needed.
 
         Leases are renewed at a third of their time. Here two thirds count, so that a command sent
         on the strength of this arrives within the lease.
         """
-        return time.monotonic() < self._sure_until_s
-
-    @property
-    def sure_for_s(self) -> float:
         return self._sure_until_s - time.monotonic()
 
     def renewed(self, at_s: float) -> None:
         """All that was in hand at this moment has been renewed since."""
         self._sure_until_s = at_s + self.lease_s * 2 / 3
+        left_s = at_s + self.lease_s - time.monotonic()
+        self.alive_until_ns = time.perf_counter_ns() + int(left_s * 1e9)
 
     def is_lost(self, entry_id: bytes) -> bool:
         """True if somebody else may own the entry by now."""
@@ -63,7 +64,7 @@ class Holdings:
     @property
     def is_alive(self) -> bool:
         """False once the whole lease has gone by without a renewal."""
-        return time.monotonic() < self._sure_until_s + self.lease_s / 3
+        return time.perf_counter_ns() < self.alive_until_ns
 
     @property
     def running(self) -> int:
@@ -87,14 +88,22 @@ class Holdings:
             ids += others()
         return ids
 
-    def ids(self) -> list[bytes]:
-        """Everything in hand."""
+    def waiting_ids(self) -> list[bytes]:
         # A deque that grows or shrinks meanwhile refuses to be walked: try again. What came or
         # went in between is young, or of no interest any more.
         while True:
             try:
-                waiting = [entry.id for entry in self.waiting]
-                break
+                return [entry.id for entry in self.waiting]
             except RuntimeError:
                 continue
-        return waiting + self.busy_ids()
+
+    def ids(self) -> list[bytes]:
+        """Everything in hand."""
+        return self.waiting_ids() + self.busy_ids()
+
+    def take_away(self, entry_ids: list[bytes]) -> list[bytes]:
+        """Note that somebody else owns these; those of them that have not been run to the end."""
+        # An entry that is done may be missing because we acknowledged it.
+        lost = set(entry_ids) & {*self.waiting_ids(), *self.running_ids()}
+        self.lost.update(lost)
+        return list(lost)

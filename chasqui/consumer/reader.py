@@ -18,6 +18,7 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui.connection import Connection
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
@@ -28,13 +29,21 @@ logger = logging.getLogger(__name__)
 
 #: How much work to hold in hand, in seconds at the present pace.
 AHEAD_S: Final = 0.02
-#: How often abandoned entries are looked for where the read itself cannot.
+#: How often abandoned entries are looked for where the read itself cannot. Where it can, it passes
+#: over entries that were deleted while pending: those are swept out now and then.
 RECLAIM_S: Final = 1.0
+SWEEP_S: Final = 15.0
 RECLAIM_BATCH: Final = 100
 PAUSED_POLL_S: Final = 0.5
 #: A blocking read is given up this long after the server should have answered.
 READ_SLACK_S: Final = 5.0
 ERROR_MIN_S, ERROR_MAX_S = 0.1, 1.0
+#: While the size of entries is not known.
+FIRST_READ: Final = 32
+SIZE_SAMPLES: Final = 8
+#: With so many entries done and not yet gone from the stream, nothing more is read.
+MAX_UNSETTLED: Final = 10_000
+UNSETTLED_POLL_S: Final = 0.05
 
 
 class Reader:
@@ -50,6 +59,7 @@ class Reader:
         offer: Callable[[list[Entry | None], bool], None],
         idle_slots: Callable[[], int],
         finished: Callable[[], int],
+        unsettled: Callable[[], int],
         on_drained: Callable[[], None],
     ) -> None:
         self._connection = connection
@@ -59,6 +69,7 @@ class Reader:
         self._offer = offer
         self._idle_slots = idle_slots
         self._finished = finished
+        self._unsettled = unsettled
         self._on_drained = on_drained
         self._group = config.group.encode()
         self._consumer = config.consumer_id.encode()
@@ -67,14 +78,19 @@ class Reader:
         self._buffer = CommandBuffer()
         self._room = asyncio.Event()
         self._has_group = False
-        #: Entries may have been delivered to us in a reply that never came.
+        #: Entries may have been delivered to us in a reply that never came; at first, to a process
+        #: that had our name and died.
         self._must_recover = True
+        self._is_first = True
+        #: What was in hand when the group went: it is delivered anew, and runs already.
+        self._held_before: set[bytes] = set()
         self._was_empty = True
         self._reclaim_at_s = 0.0
         self._pace = 0.0
         self._paced_at_s = time.monotonic()
         self._paced_count = 0
-        self._entry_bytes = 256.0
+        self._entry_bytes = 0.0
+        self._complaints = Complaints(logger)
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
 
@@ -89,39 +105,49 @@ class Reader:
             try:
                 await self.run_once()
                 wait_s = ERROR_MIN_S
+                continue
             except (UnreachableError, OutcomeUnknownError) as error:
                 self._must_recover = True
                 logger.debug("reading %s again: %s", self._keys.queue, error)
-                await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
-                wait_s = min(wait_s * 2, ERROR_MAX_S)
             except ServerError as error:
-                if error.code == "NOGROUP":
-                    self._has_group = False
-                    if wait_s > ERROR_MIN_S:
-                        await asyncio.sleep(wait_s)
+                if "NOGROUP" in str(error):  # a script has it in the middle of its text
+                    self._group_is_gone()
+                    if wait_s == ERROR_MIN_S:
+                        wait_s *= 2
+                        continue
                 else:
-                    logger.warning("queue %s cannot be read: %s", self._keys.queue, error)
-                    await asyncio.sleep(wait_s)
-                wait_s = min(wait_s * 2, ERROR_MAX_S)
+                    self._complain(error)
             except ChasquiError as error:
-                logger.warning("queue %s cannot be read: %s", self._keys.queue, error)
-                await asyncio.sleep(ERROR_MAX_S)
+                self._complain(error)
+            except Exception as error:
+                # Whatever it was, a worker that reads nothing is worse.
+                logger.debug("the error in full", exc_info=True)
+                self._complain(error)
+                self._must_recover = True
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(wait_s * 2, ERROR_MAX_S)
 
     async def run_once(self) -> int:
         """One read, when there is room for it; how many entries came."""
         if not self._has_group:
             await self._create_group()
         if self._must_recover:
+            await self._while_paused()
             await self._recover()
         room = self._wanted()
         while room < 1:
             self._room.clear()
-            await self._room.wait()
+            if self._unsettled() < MAX_UNSETTLED:
+                await self._room.wait()
+            else:
+                await asyncio.sleep(UNSETTLED_POLL_S)
             room = self._wanted()
         profile = self._connection.profile or await self._connection.connect()
         count = 0
-        if not profile.claim and time.monotonic() >= self._reclaim_at_s:
-            count = await self._reclaim(min(room, RECLAIM_BATCH))
+        if time.monotonic() >= self._reclaim_at_s:
+            count = await self._reclaim(
+                min(room, RECLAIM_BATCH), SWEEP_S if profile.claim else RECLAIM_S
+            )
             if count == room:
                 return count
         return count + await self._read(room - count, can_claim=profile.claim)
@@ -152,11 +178,19 @@ class Reader:
             timeout_s=block_ms / 1000 + READ_SLACK_S,
         )
         buffer.clear()
+        asked_s = time.monotonic()
         entries, is_paused = await self._connection.submit(request)
         self.last_read_s = time.monotonic()
         if is_paused:
-            await self._while_paused(entries)
+            if entries:
+                await release(self._connection, self._keys, config, self._holdings.ids())
+            await self._while_paused()
             return 0
+        if entries and self.last_read_s - asked_s > self._holdings.lease_s * 2 / 3:
+            # The reply may have waited for us as long, and its entries have another owner now.
+            entries = await self._still_ours(entries)
+        if entries and self._held_before:
+            entries = self._not_held_before(entries)
         if not entries:
             if not self._was_empty:
                 self._was_empty = True
@@ -167,52 +201,70 @@ class Reader:
         self._offer(entries, True)
         return len(entries)
 
-    async def _reclaim(self, most: int) -> int:
+    async def _reclaim(self, most: int, period_s: float) -> int:
         """Take over what other consumers left behind; how many entries that was."""
         config = self._config
-        arguments: list[str | int] = [
-            config.group,
-            config.consumer_id,
-            config.claim_min_idle_ms,
-            most,
-        ]
+        arguments: list[str | int] = [config.group, config.consumer_id, config.claim_min_idle_ms]
         entries = await self._connection.submit(
             scripts.call(
-                scripts.RECLAIM, [self._keys.stream], arguments, Effect.ONCE, builder=self._range
+                scripts.RECLAIM,
+                [self._keys.stream],
+                [*arguments, most],
+                Effect.ONCE,
+                builder=self._range,
             )
         )
         if len(entries) < most:  # else there is more: the next one comes without delay
-            self._reclaim_at_s = time.monotonic() + RECLAIM_S
+            self._reclaim_at_s = time.monotonic() + period_s
         if entries:
             self._offer(entries, True)
         return len(entries)
 
     async def _recover(self) -> None:
-        """Entries that are ours by the server's account and not in our hands: a reply was lost."""
-        self._must_recover = False
-        last_id = b"0"
-        try:
-            while True:
-                buffer = self._buffer
-                xreadgroup(
-                    buffer,
-                    self._group,
-                    self._consumer,
-                    self._keys.stream,
-                    count=MAX_READ,
-                    last_id=last_id,
+        """Take up entries that are ours by the server's account and not in our hands."""
+        config = self._config
+        while True:
+            counts = "1" if self._is_first else ""
+            arguments: list[bytes | str | int] = [config.group, config.consumer_id, counts]
+            entries = await self._connection.submit(
+                scripts.call(
+                    scripts.RECOVER,
+                    [self._keys.stream],
+                    [*arguments, MAX_READ, *self._holdings.ids()],
+                    Effect.IDEMPOTENT,
+                    builder=self._range,
                 )
-                request = Request(bytes(buffer), Effect.READ, builder=self._streams)
-                buffer.clear()
-                entries = await self._connection.submit(request)
-                if not entries:
-                    return
-                last_id = entries[-1].id
-                in_hand = set(self._holdings.ids())
-                self._offer([entry for entry in entries if entry.id not in in_hand], False)
-        except BaseException:
-            self._must_recover = True
-            raise
+            )
+            if entries:
+                self._offer(entries, False)
+            if len(entries) < MAX_READ:
+                break
+        self._must_recover = self._is_first = False
+
+    async def _still_ours(self, entries: list[Entry]) -> list[Entry]:
+        config = self._config
+        ids = [entry.id for entry in entries]
+        lost = set(
+            await self._connection.submit(
+                scripts.call(
+                    scripts.RENEW,
+                    [self._keys.stream],
+                    [config.group, config.consumer_id, *ids],
+                    Effect.IDEMPOTENT,
+                )
+            )
+        )
+        return [entry for entry in entries if entry.id not in lost]
+
+    def _group_is_gone(self) -> None:
+        self._has_group = False
+        self._held_before.update(self._holdings.ids())
+
+    def _not_held_before(self, entries: list[Entry]) -> list[Entry]:
+        held = self._held_before
+        kept = [entry for entry in entries if entry.id not in held]
+        held.difference_update(entry.id for entry in entries)
+        return kept
 
     async def _create_group(self) -> None:
         """From 0, never from `$`: what is in the stream already must be run."""
@@ -225,15 +277,17 @@ class Reader:
                 raise
         self._has_group = True
 
-    async def _while_paused(self, entries: list[Entry] | None) -> None:
-        """Give back what came in after the pause, then wait for its end."""
-        if entries:
-            await release(self._connection, self._keys, self._config, self._holdings.ids())
-        exists = commands(("EXISTS", self._keys.paused), effect=Effect.READ)
-        while await self._connection.submit(exists):
+    async def _while_paused(self) -> None:
+        """Wait for the end of a pause, if there is one."""
+        was_paused = False
+        while await self._connection.submit(
+            commands(("EXISTS", self._keys.paused), effect=Effect.READ)
+        ):
+            was_paused = True
             await asyncio.sleep(PAUSED_POLL_S)
-            exists = commands(("EXISTS", self._keys.paused), effect=Effect.READ)
             self.last_read_s = time.monotonic()
+        if was_paused:
+            self._reclaim_at_s = 0.0  # what was handed back is there to be taken
 
     def _wanted(self) -> int:
         """How many entries to ask for now."""
@@ -244,7 +298,13 @@ class Reader:
             count = self._finished()
             self._pace = (count - self._paced_count) / since_s
             self._paced_at_s, self._paced_count = now_s, count
-        most = min(MAX_READ, max(1, int(PREFETCH_BYTES / self._entry_bytes)))
+        if self._unsettled() >= MAX_UNSETTLED:
+            return 0
+        most = MAX_READ
+        if self._entry_bytes:
+            most = min(MAX_READ, max(1, int(PREFETCH_BYTES / self._entry_bytes)))
+        elif config.read_count is None:
+            most = FIRST_READ
         if config.read_count is not None:
             ahead = most = min(most, config.read_count)
         else:
@@ -254,13 +314,20 @@ class Reader:
         return min(room, most) if waiting <= low_water else 0
 
     def _learn_size(self, entries: list[Entry]) -> None:
-        sample = entries[0].envelope
-        size = 64.0 + (0 if sample is None else len(sample))
-        self._entry_bytes += (
-            (size - self._entry_bytes) / 8
-            if size < self._entry_bytes
-            else (size - self._entry_bytes)
-        )
+        """Large entries count at once, small ones little by little."""
+        sizes = [
+            len(entry.envelope or b"")
+            for entry in entries[:: len(entries) // SIZE_SAMPLES + 1]
+            if entry is not None
+        ]
+        size = 64.0 + max(sizes, default=0)
+        if size >= self._entry_bytes or not self._entry_bytes:
+            self._entry_bytes = size
+        else:
+            self._entry_bytes += (size - self._entry_bytes) / 8
+
+    def _complain(self, error: Exception) -> None:
+        self._complaints.warn("queue %s cannot be read: %s", self._keys.queue, error)
 
 
 async def release(

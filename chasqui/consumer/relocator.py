@@ -15,6 +15,7 @@ from chasqui import scripts
 from chasqui._core.entry import Entry
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.connection import Connection
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
 from chasqui.keys import (
     ATTEMPTS,
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 MOVE_BATCH: Final = 100
 AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
+#: What the scripts answer for an entry.
+MOVED: Final = ord("1")
+#: What is kept of an error's text.
+ERROR_CHARS: Final = 2000
 #: What is kept of a traceback: its end, where the error is.
 TRACEBACK_BYTES: Final = 8192
 
@@ -44,9 +49,10 @@ class Move:
     """One entry on its way out of the stream."""
 
     entry: Entry
-    #: To the delayed set: due in so many ms, with so many runs behind it.
+    #: Runs behind it.
+    runs: int
+    #: To the delayed set: due in so many ms.
     delay_ms: int | None = None
-    attempt: int = 0
     #: To the DLQ: why, and what the handler raised.
     reason: str = ""
     detail: str | None = None
@@ -81,7 +87,7 @@ class Relocator:
         self._empty = asyncio.Event()
         self._empty.set()
         self._again_s = AGAIN_MIN_S
-        self._logged_s = 0.0
+        self._complaints = Complaints(logger)
         holdings.others.append(self.ids)
 
     @property
@@ -128,9 +134,7 @@ class Relocator:
         arguments: list[Any] = [self._group, self._consumer_id]
         if moves[0].delay_ms is not None:
             for move in moves:
-                member = encode_delayed_member(
-                    move.entry.name, move.entry.with_attempt(move.attempt)
-                )
+                member = encode_delayed_member(move.entry.name, move.entry.with_attempt(move.runs))
                 arguments += (move.entry.id, move.delay_ms, member)
             names = [keys.stream, keys.delayed, keys.wake]
             return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
@@ -150,40 +154,40 @@ class Relocator:
         if move.detail is not None:
             fields += (DETAIL, move.detail)
         if move.error is not None:
-            fields += (ERROR, _utf8(move.error))
+            fields += (ERROR, _utf8(move.error[:ERROR_CHARS]))
         if move.traceback is not None:
             fields += (TRACEBACK, _utf8(move.traceback)[-TRACEBACK_BYTES:])
-        fields += (ATTEMPTS, move.attempt, FAILED_AT, time.time_ns() // 1_000_000)
+        fields += (ATTEMPTS, move.runs, FAILED_AT, time.time_ns() // 1_000_000)
         fields += (CONSUMER, self._consumer_id)
         return fields
 
-    def _finished(self, batch: "MoveBatch", flags: bytes) -> None:
-        self._inflight.discard(batch)
+    def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
         self._again_s = AGAIN_MIN_S
         lost = []
         for move, flag in zip(batch.moves, flags, strict=True):
-            if flag == 49:
+            if flag == MOVED:
                 move.on_moved()
             elif not batch.was_repeated:
                 lost.append(move.entry.id)
         if lost:
             self._on_lost(lost)
+        self._finished(batch)
+
+    def _finished(self, batch: "MoveBatch") -> None:
+        self._inflight.discard(batch)
         if not self._inflight and not self._moves:
             self._empty.set()
 
     def _failed(self, batch: "MoveBatch", error: Exception) -> None:
-        if self._connection.is_closed:
-            self._inflight.discard(batch)
-            self._empty.set()
+        if self._connection.is_closed or "NOGROUP" in str(error):
+            # With the group went what we held: it is delivered anew if it is still in the stream.
+            self._finished(batch)
             return
-        now_s = time.monotonic()
-        if now_s - self._logged_s > 1:
-            self._logged_s = now_s
-            logger.warning(
-                "%d entries could not be moved and stay pending, to be tried again: %s",
-                len(batch.moves),
-                error,
-            )
+        self._complaints.warn(
+            "%d entries could not be moved and stay pending, to be tried again: %s",
+            len(batch.moves),
+            error,
+        )
         batch.was_repeated = True
         asyncio.get_running_loop().call_later(self._again_s, self._again, batch)
         self._again_s = min(self._again_s * 2, AGAIN_MAX_S)
@@ -207,7 +211,7 @@ class MoveBatch:
         return False
 
     def set_result(self, reply: Any, /) -> None:
-        self._relocator._finished(self, reply)
+        self._relocator._answered(self, reply)
 
     def set_exception(self, error: Exception, /) -> None:
         self._relocator._failed(self, error)

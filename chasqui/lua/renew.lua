@@ -1,15 +1,17 @@
 -- renew: a consumer still works on these entries: their idle time starts anew.
 -- KEYS  1 stream
 -- ARGV  1 group   2 consumer   then the ids
--- Returns the ids that are not the consumer's any more. Deliveries are not counted.
+-- Returns the ids that are not the consumer's any more. Deliveries are not counted. What was handed
+-- back meanwhile, as its idle time says, stays free for others.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
+local beyond = 864000000
 local lost = {}
 for i = 3, #ARGV do
   local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
-  if held and held[2] == owner then
-    redis.call('XCLAIM', key, group, owner, 0, ARGV[i], 'JUSTID')
-  else
+  if not held or held[2] ~= owner then
     lost[#lost + 1] = ARGV[i]
+  elseif held[3] < beyond then
+    redis.call('XCLAIM', key, group, owner, 0, ARGV[i], 'JUSTID')
   end
 end
 return lost

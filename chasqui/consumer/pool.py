@@ -1,0 +1,63 @@
+"""Pools that plain handlers run in, and what becomes of a run there that is given up.
+
+Neither a thread nor a process can be told to leave a function. So when a run is given up (its time
+is over, or the drain's), the pool's executor is replaced: what cannot be stopped takes no place
+from the jobs to come. A process is ended as soon as nobody waits for the others of its executor; a
+thread goes on until its function returns.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor
+from typing import Any
+
+
+class Pool:
+    """Runs functions in an executor, which it makes when it is first needed."""
+
+    def __init__(self, make: Callable[[], Executor]) -> None:
+        self._make = make
+        self._executor: Executor | None = None
+        #: Runs that somebody waits for, of each executor that has not come to its end.
+        self._awaited: dict[Executor, int] = {}
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the function returns."""
+        if self._executor is None:
+            self._executor = self._make()
+        executor = self._executor
+        self._awaited[executor] = self._awaited.get(executor, 0) + 1
+        try:
+            future = executor.submit(function, *arguments)
+            try:
+                return await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                if not future.cancel() and not future.done():
+                    self._give_up(executor)
+                raise
+        except BrokenExecutor:  # one of its processes died
+            self._give_up(executor)
+            raise
+        finally:
+            if executor in self._awaited:  # else it was closed meanwhile
+                self._awaited[executor] -= 1
+                if executor is not self._executor and not self._awaited[executor]:
+                    self._end(executor)
+
+    def close(self) -> None:
+        """End every executor, and its processes."""
+        self._executor = None
+        for executor in list(self._awaited):
+            self._end(executor)
+
+    def _give_up(self, executor: Executor) -> None:
+        if self._executor is executor:
+            self._executor = None
+
+    def _end(self, executor: Executor) -> None:
+        self._awaited.pop(executor, None)
+        # Before the shutdown, which forgets them.
+        processes = list((getattr(executor, "_processes", None) or {}).values())
+        executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
