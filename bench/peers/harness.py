@@ -38,6 +38,8 @@ class Peer:
     packages: tuple[str, ...] = ()
     #: Whether its worker needs the main thread for itself.
     blocks = False
+    #: Whether its jobs run in several threads.
+    is_threaded = False
 
     def __init__(self, url: str, events: bool, retries: bool) -> None:
         self.url = url
@@ -114,6 +116,8 @@ async def single(peer: Peer, n: int) -> Data:
 
 
 async def gather(peer: Peer, n: int, body_bytes: int = 0) -> Data:
+    if peer.blocks or peer.is_threaded:
+        raise Unsupported("no asyncio: one add at a time")
     data = payloads(1, body_bytes)[0] if body_bytes else PAYLOAD
     await by_100([data] * SLOTS, peer.add)
     meter = Meter(peer.url)
@@ -199,7 +203,7 @@ def main(kind: Callable[[str, bool, bool], Peer]) -> None:
         asked.pop("retries", None)
         run_loop(produce(peer, ADDING[scenario], asked))
         return
-    if peer.blocks and scenario == "drain":
+    if peer.is_threaded and scenario == "drain":
         asked["locked"] = True
     task = WORKING[scenario](url, **asked)
     if peer.blocks:
