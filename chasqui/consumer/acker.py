@@ -195,7 +195,7 @@ class Acker:
 class Batch:
     """Acknowledgements on their way; takes their reply."""
 
-    __slots__ = ("_acker", "ids", "is_fenced", "must_fence", "results", "sent_s")
+    __slots__ = ("_acker", "ids", "is_fenced", "must_fence", "request", "results", "sent_s")
 
     def __init__(
         self,
@@ -206,6 +206,7 @@ class Batch:
         self._acker = acker
         self.ids = ids
         self.results = results
+        self.request: Request | None = None
         self.is_fenced = False
         self.must_fence = False
         self.sent_s = time.monotonic()
@@ -216,7 +217,8 @@ class Batch:
     def set_result(self, reply: Any, /) -> None:
         lost: list[bytes] = []
         # After a repeat a missing entry may well be one that the first try acknowledged.
-        if self.is_fenced and not self.must_fence:
+        was_repeated = self.must_fence or (self.request is not None and self.request.is_in_doubt)
+        if self.is_fenced and not was_repeated:
             lost = [
                 entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == NOT_OURS
             ]

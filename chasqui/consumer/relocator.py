@@ -125,7 +125,8 @@ class Relocator:
     def _post(self, batch: "MoveBatch") -> None:
         self._inflight.add(batch)
         try:
-            self._connection.post(self._request(batch.moves), batch)
+            batch.request = self._request(batch.moves)
+            self._connection.post(batch.request, batch)
         except Exception as error:
             batch.set_exception(error)
 
@@ -164,10 +165,14 @@ class Relocator:
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
         self._again_s = AGAIN_MIN_S
         lost = []
+        # After a repeat a missing entry may well be one that the first try moved.
+        was_repeated = batch.was_repeated or (
+            batch.request is not None and batch.request.is_in_doubt
+        )
         for move, flag in zip(batch.moves, flags, strict=True):
             if flag == MOVED:
                 move.on_moved()
-            elif not batch.was_repeated:
+            elif not was_repeated:
                 lost.append(move.entry.id)
         if lost:
             self._on_lost(lost)
@@ -200,11 +205,12 @@ class Relocator:
 class MoveBatch:
     """Moves on their way; takes their reply."""
 
-    __slots__ = ("_relocator", "moves", "was_repeated")
+    __slots__ = ("_relocator", "moves", "request", "was_repeated")
 
     def __init__(self, relocator: Relocator, moves: list[Move]) -> None:
         self._relocator = relocator
         self.moves = moves
+        self.request: Request | None = None
         self.was_repeated = False
 
     def done(self) -> bool:
