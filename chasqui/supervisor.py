@@ -93,7 +93,8 @@ class Supervisor:
             if ready == self._wake_read:
                 os.read(self._wake_read, 64)
             elif isinstance(ready, Connection):
-                self._hear(lines[ready])
+                if not ready.closed:  # else its process has just been buried
+                    self._hear(lines[ready])
             elif isinstance(ready, int):
                 self._bury(sentinels[ready])
         while self._signals:
