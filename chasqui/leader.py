@@ -39,8 +39,10 @@ class Lease:
         self.freed = key + b":freed"
         self.holder = holder or str(uuid.uuid4())
         self.ttl_s = ttl_s
+        #: While it is ours.
         self._renew_at_s = self._ends_at_s = 0.0
-        self._free_at_s = 0.0
+        #: While it is somebody else's: when to look at it again, and when it may be free.
+        self._look_at_s = self._free_at_s = 0.0
 
     @property
     def is_held(self) -> bool:
@@ -52,17 +54,22 @@ class Lease:
         return max(0.0, self._ends_at_s - monotonic())
 
     @property
-    def next_step_s(self) -> float:
-        """How long `hold` need not be called: until a renewal, or until the lock may be free."""
-        now_s = monotonic()
-        if now_s < self._ends_at_s:
-            return max(0.0, self._renew_at_s - now_s)
-        return min(FOLLOW_S, max(0.0, self._free_at_s - now_s))
+    def free_in_s(self) -> float:
+        """How long until it may be free, while it is somebody else's."""
+        return max(0.0, self._free_at_s - monotonic())
 
-    async def hold(self, connection: Connection) -> bool:
+    @property
+    def next_step_s(self) -> float:
+        """How long `hold` has nothing to do."""
+        now_s = monotonic()
+        at_s = self._renew_at_s if now_s < self._ends_at_s else self._look_at_s
+        return max(0.0, at_s - now_s)
+
+    async def hold(self, connection: Connection, *, is_freed: bool = False) -> bool:
         """Take the lease or renew it, if that is due; True while it is ours.
 
-        Raises what the connection raises: an error never counts as success.
+        `is_freed` says that the leader went, so that there is no need to wait. Raises what the
+        connection raises: an error never counts as success.
         """
         now_s = monotonic()
         if now_s < min(self._renew_at_s, self._ends_at_s):
@@ -74,11 +81,13 @@ class Lease:
                 self._extend(now_s)
                 return True
             self._ends_at_s = 0.0
-        elif self._free_at_s:
+        elif self._look_at_s and not is_freed:
+            if now_s < self._look_at_s:
+                return False
             # Somebody else's: as long as it is there, one command shows for how long.
             left_ms = await self._execute(connection, "PTTL", self.key)
             if left_ms > 0:
-                self._free_at_s = monotonic() + left_ms / 1000
+                self._follow(left_ms)
                 return False
         left_ms = await connection.submit(
             scripts.call(
@@ -92,7 +101,7 @@ class Lease:
         if left_ms == -1:
             self._extend(now_s)
         else:
-            self._free_at_s = monotonic() + left_ms / 1000
+            self._follow(left_ms)
         return self.is_held
 
     async def release(self, connection: Connection) -> None:
@@ -111,7 +120,12 @@ class Lease:
     def _extend(self, sent_s: float) -> None:
         self._renew_at_s = sent_s + self.ttl_s * _RENEW_SHARE
         self._ends_at_s = sent_s + self.ttl_s
-        self._free_at_s = 0.0
+        self._look_at_s = self._free_at_s = 0.0
+
+    def _follow(self, left_ms: int) -> None:
+        now_s = monotonic()
+        self._free_at_s = now_s + left_ms / 1000
+        self._look_at_s = min(self._free_at_s, now_s + FOLLOW_S)
 
     async def _execute(self, connection: Connection, *arguments: Any) -> Any:
         # Later than this, the answer would be about another lease.

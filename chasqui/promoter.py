@@ -112,9 +112,10 @@ class PromoterDuty(Duty):
         lease, bell = self.lease, self._bell
         self._has_rung = bell.take_ring() or self._has_rung
         was_leader = lease.is_held
-        if not await lease.hold(self.connection):
+        if not await lease.hold(self.connection, is_freed=self._has_rung):
+            self._has_rung = False
             self._tell_outcome(LockOutcome.HELD)
-            bell.listen(lease.freed, lease.next_step_s)
+            bell.listen(lease.freed, lease.free_in_s)
             return lease.next_step_s
         self._tell_outcome(LockOutcome.ACQUIRED)
         now_s = monotonic()

@@ -38,12 +38,16 @@ async def test_a_held_lease_is_refused_and_shows_when_to_come_back(
     assert not await lease.hold(connection)
     assert not lease.is_held
     assert 0 < lease.next_step_s <= 0.3
-    # Renewed by its holder meanwhile: one more look shows that.
+    assert 0 < lease.free_in_s <= 0.3
+    # Renewed by its holder meanwhile: the next look shows that.
     await redis("SET", keys.promoter_lock, "other", "EX", 1000)
+    lease._look_at_s = 0.1
     assert not await lease.hold(connection)
-    assert lease.next_step_s == FOLLOW_S
+    assert 0 < lease.next_step_s <= FOLLOW_S
+    assert lease.free_in_s > 900
     await redis("DEL", keys.promoter_lock)
-    assert await lease.hold(connection)
+    assert not await lease.hold(connection), "there was no look: none was due"
+    assert await lease.hold(connection, is_freed=True)
 
 
 async def test_a_lock_without_an_end_is_left_alone(
@@ -146,6 +150,7 @@ async def test_a_cut_link_neither_loses_nor_doubles_the_lease(
     if command == "PTTL":
         await redis("SET", keys.promoter_lock, "other", "EX", 1000)
         await lease.hold(connection)
+        lease._look_at_s = 0.1
     elif command == "GETEX":
         await lease.hold(connection)
         lease._renew_at_s = 0.0
