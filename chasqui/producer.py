@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from chasqui import dlq, repeatables
-from chasqui.adding import CHUNK_JOBS, PLAIN, UNIQUE, Added, Batch, check_request_timeout
+from chasqui.adding import (
+    CHUNK_BYTES,
+    CHUNK_JOBS,
+    PLAIN,
+    UNIQUE,
+    Added,
+    Batch,
+    check_request_timeout,
+)
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
@@ -21,12 +29,14 @@ T = TypeVar("T")
 class Turn:
     """Single adds that met in one turn of the event loop: one chunk, one reply for all of them."""
 
-    __slots__ = ("added", "futures", "names", "payloads", "retries")
+    __slots__ = ("added", "futures", "names", "payloads", "retries", "size")
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.names: list[str] = []
         self.retries: list[bytes | None] = []
+        #: Bytes of all payloads.
+        self.size = 0
         self.futures: list[asyncio.Future[tuple[str, int]]] = []
         self.added: Added
 
@@ -197,7 +207,9 @@ class Producer:
         leaves at once.
         """
         turn = self._turn
-        if turn is not None and len(turn.payloads) == CHUNK_JOBS:
+        if turn is not None and (
+            len(turn.payloads) == CHUNK_JOBS or turn.size + len(payload) > CHUNK_BYTES
+        ):
             self._send_turn()
             turn = None
         loop = asyncio.get_running_loop()
@@ -212,6 +224,7 @@ class Producer:
             is_alone = False
         future: asyncio.Future[tuple[str, int]] = loop.create_future()
         turn.payloads.append(payload)
+        turn.size += len(payload)
         turn.names.append(name)
         turn.retries.append(retry)
         turn.futures.append(future)

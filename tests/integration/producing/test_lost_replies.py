@@ -6,6 +6,7 @@ one that raised anything else is not there. Other calls answer as if nothing had
 
 import asyncio
 import itertools
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,10 +14,13 @@ import msgpack
 import pytest
 import redis as redis_py
 
+from chasqui.adding import PAGE_BITS
 from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.job import RepeatPattern
 from chasqui.keys import Keys
+from chasqui.queue import Queue
 from tests.proxy import Fault, Proxy
+from tests.servers import Server
 
 Step = Callable[[Any], Awaitable[Any]]
 
@@ -122,7 +126,7 @@ CASES = [
     (fault, nth, is_cold)
     for is_cold in (False, True)
     for nth in (1, 2, 3)
-    for fault in (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.SWALLOW)
+    for fault in (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.SWALLOW, Fault.GARBAGE)
 ]
 
 
@@ -205,6 +209,49 @@ async def test_a_bulk_whose_link_dies_in_the_middle(
         there = [msgpack.unpackb(fields[b"d"]) for _, fields in redis.xrange(keys.stream)]
         assert sorted(fields[0] for fields in there) == [job.id for job in jobs]
         assert sorted(msgpack.unpackb(fields[1]) for fields in there) == list(range(5000))
+
+
+async def test_chunks_are_known_across_pages_of_the_bitmap(
+    server: Any,
+    queue_name: str,
+    make_proxy: Callable[[str], Proxy],
+    redis: redis_py.Redis,
+    keys: Keys,
+):
+    proxy = make_proxy(server.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        numbering = queue._producer.plans.numbering
+        numbering._own = (os.getpid(), numbering.producer_id, itertools.count(PAGE_BITS - 3))
+        for n in range(6):
+            proxy.fail(Fault.CUT_AFTER, "EVALSHA")
+            await queue.add("n", n)
+        page_keys = [keys.applied(numbering.producer_id, page) for page in (0, 1)]
+    assert [redis.bitcount(key) for key in page_keys] == [3, 3]
+    assert all(3500 < redis.ttl(key) <= 3600 for key in page_keys)
+    assert len(set(jobs_in(redis, keys))) == redis.xlen(keys.stream) == 6
+
+
+@pytest.mark.parametrize("command", ["EVAL", "WAITAOF"])
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+async def test_a_durable_add_whose_link_dies(
+    command: str,
+    fault: Fault,
+    queue_at: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    private_server: Callable[..., Server],
+    keys: Keys,
+):
+    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url, durable=True)
+    jobs = [await queue.add("n", 0)]
+    for options in ({}, {"job_id": "mine"}, {"delay_ms": 60_000}):
+        proxy.fail(fault, command)
+        jobs.append(await queue.add("n", 1, **options))
+    proxy.fail(fault, command)
+    jobs += await queue.add_bulk(_BULK)
+    with redis_py.Redis.from_url(server.url) as redis:
+        assert sorted(jobs_in(redis, keys)) == sorted(job.id for job in jobs)
 
 
 async def test_a_server_that_goes_away_for_good(
