@@ -118,6 +118,11 @@ class Keys:
         """The key of what a chunk of jobs with options was answered when it first came."""
         return b"%bflags:%b:%d" % (self._prefix, producer_id.encode(), chunk)
 
+    def spark(self, what: str) -> bytes:
+        """The key of something that a Spark job keeps with the queue: what it has staged, how far
+        it has published, who consumes."""
+        return self._prefix + b"spark:" + what.encode()
+
 
 def check_queue_name(name: object) -> str:
     """The name itself, if a queue may be called that."""
