@@ -4,35 +4,31 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from chasqui import embedded
-from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import xack_xdel, xreadgroup
-from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.cli.output import RateColumn, progress
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.errors import ChasquiError
-from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.payload import decode
+from chasqui.cli.bars import RateColumn, progress
+from chasqui.errors import ChasquiError, UnrecoverableError
+from chasqui.job import BackoffSpec, Job
+from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
 from chasqui.queue import Queue
-from chasqui.request import Effect, Request
+from chasqui.worker import Worker
 
 _QUEUE = "demo"
-_GROUP, _CONSUMER = DEFAULT_GROUP.encode(), b"demo"
 #: Jobs in one call of add_bulk: its chunks are encoded while the server works on those before.
 _BULK = 10_000
-#: Entries in one read.
-_READ = 1000
 #: Tasks that add at the same time.
 _TASKS = 100
+#: One job in so many fails the first time it runs.
+_FLAKY = 200
+_RETRY = BackoffSpec.fixed(50)
+_RUN = "run by a worker"
 
 #: Does its part of the work and tells each time how many jobs it has done.
 Step = Callable[[Callable[[int], None]], Awaitable[None]]
@@ -48,11 +44,38 @@ class Measured:
     cpu_s: float
 
 
+@dataclass(slots=True)
+class Tally(MetricsSink):
+    """What the worker did, as its handler and its metrics tell."""
+
+    completed: Counter[str] = field(default_factory=Counter)
+    waits_ms: list[int] = field(default_factory=list)
+    retries: int = 0
+    dead: int = 0
+    #: The fault that the doomed job trips over has been mended.
+    is_mended: bool = False
+
+    def retry_scheduled(self, retry: RetryScheduled, /) -> None:
+        self.retries += 1
+
+    def dlq_routed(self, routed: DlqRouted, /) -> None:
+        self.dead += 1
+
+    def percentile(self, share: float) -> int:
+        waits = sorted(self.waits_ms[-10_000:])
+        return waits[int(len(waits) * share)] if waits else 0
+
+    def line(self) -> str:
+        p50_s, p99_s = self.percentile(0.5) / 1000, self.percentile(0.99) / 1000
+        return f"wait {p50_s:.1f}/{p99_s:.1f} s, {self.retries:,} retried, {self.dead} dead"
+
+
 def demo(
     jobs: Annotated[int, typer.Option(min=1000, help="Jobs to add in bulk.")] = 100_000,
 ) -> None:
-    """Add jobs to an embedded server in three ways, read them all back, and show the rates.
+    """Add jobs to an embedded server, run them all with a worker, and show the rates.
 
+    Some jobs fail once and are retried; one is beyond help, is dead-lettered and replayed.
     Needs no Redis: it starts a private server, which is gone afterwards.
 
     Example: chasqui demo --jobs 1000000
@@ -67,15 +90,13 @@ def demo(
 
 async def _demo(url: str, jobs: int, console: Console) -> None:
     single, concurrent = jobs // 20, jobs // 5
+    total = jobs + single + concurrent + 1
     ids: list[str] = []
-    seen: Counter[str] = Counter()
-    connection = Connection(
-        Endpoint.parse(url), key=Keys(_QUEUE).stream, client_name="chasqui-demo"
-    )
+    tally = Tally()
     async with Queue(_QUEUE, redis_url=url) as queue:
-        server = await connection.connect()
         await queue.counts()  # dials, so that no step is charged for it
-        with progress(MofNCompleteColumn(), RateColumn()) as bar:
+        columns = (MofNCompleteColumn(), RateColumn(), TextColumn("{task.fields[note]}"))
+        with progress(*columns) as bar:
             measured = [
                 await _measure(
                     bar,
@@ -95,26 +116,65 @@ async def _demo(url: str, jobs: int, console: Console) -> None:
                     concurrent,
                     lambda tell: _at_once(queue, concurrent, ids, tell),
                 ),
-                await _measure(
-                    bar,
-                    "read back and acknowledge",
-                    len(ids) or jobs + single + concurrent,
-                    lambda tell: _read_back(connection, len(ids), seen, tell),
-                ),
             ]
+            ids.append((await queue.add("doomed", {"number": -1})).id)
+            measured.append(await _run_all(bar, url, queue, total, tally))
         counts = await queue.counts()
-    await connection.close()
     console.print()
     console.print(_table(measured))
-    _check(ids, seen, counts.waiting + counts.pending)
+    _check(ids, tally.completed, counts.waiting + counts.pending + counts.delayed + counts.dlq)
     console.print(
-        f"\nEvery one of the {len(ids):,} jobs came back exactly once, its data intact."
-        f"\nServer: {server}, over a unix socket, writing an append-only file.",
+        f"\nEvery one of the {len(ids):,} jobs was completed exactly once, its data intact:"
+        f"\n  {tally.retries:,} failed once and were retried;"
+        f"\n  {tally.dead} was beyond help, went to the dead-letter queue, and was replayed"
+        " from there once its fault was mended."
+        f"\nEvents on, an append-only file written. A job waited {tally.percentile(0.5):,} ms"
+        f" (p50) to {tally.percentile(0.99):,} ms (p99):\nall were there when the worker began.",
     )
 
 
+async def _run_all(bar: Progress, url: str, queue: Queue, total: int, tally: Tally) -> Measured:
+    """Start a worker, let it run every job, replay the one that dies."""
+    all_done = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.name == "doomed":
+            if not tally.is_mended:
+                raise UnrecoverableError("the demo wants this one dead")
+        elif job.data["to"] != "ada@example.com":
+            raise UnrecoverableError("the data did not survive")
+        elif job.data["number"] % _FLAKY == 0 and job.attempt == 0:
+            raise RuntimeError("the demo wants this one to fail once")
+        tally.completed[job.id] += 1
+        tally.waits_ms.append(time.time_ns() // 1_000_000 - job.created_at_ms)
+        if len(tally.completed) == total:
+            all_done.set()
+
+    worker = Worker(_QUEUE, handler, redis_url=url, metrics=tally)
+    task = bar.add_task(_RUN, total=total, note="")
+    started_s, cpu_s = time.perf_counter(), time.process_time()
+    running = asyncio.create_task(worker.run())
+    finishing = asyncio.create_task(all_done.wait())
+    while not finishing.done() and not running.done():
+        await asyncio.wait([finishing, running], timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+        bar.update(task, completed=len(tally.completed), note=tally.line())
+        if tally.dead and not tally.is_mended:
+            tally.is_mended = True
+            await queue.replay_dlq(name="doomed")
+    measured = Measured(
+        _RUN,
+        total,
+        time.perf_counter() - started_s,
+        time.process_time() - cpu_s,
+    )
+    finishing.cancel()
+    await worker.close()
+    await running
+    return measured
+
+
 async def _measure(bar: Progress, what: str, jobs: int, step: Step) -> Measured:
-    task = bar.add_task(what, total=jobs)
+    task = bar.add_task(what, total=jobs, note="")
     started_s, cpu_s = time.perf_counter(), time.process_time()
     await step(lambda done: bar.advance(task, done))
     measured = Measured(what, jobs, time.perf_counter() - started_s, time.process_time() - cpu_s)
@@ -126,19 +186,29 @@ def _data(number: int) -> dict[str, object]:
     return {"number": number, "to": "ada@example.com"}
 
 
+def _backoff(number: int) -> BackoffSpec | None:
+    """Those that will fail once wait briefly, so that the demo need not."""
+    return _RETRY if number % _FLAKY == 0 else None
+
+
+def _entry(number: int) -> dict[str, object]:
+    entry: dict[str, object] = {"name": "mail", "data": _data(number)}
+    if number % _FLAKY == 0:
+        entry["backoff"] = _RETRY
+    return entry
+
+
 async def _bulk(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
     for start in range(0, jobs, _BULK):
         size = min(_BULK, jobs - start)
-        added = await queue.add_bulk(
-            [{"name": "mail", "data": _data(start + i)} for i in range(size)]
-        )
+        added = await queue.add_bulk([_entry(number) for number in range(start, start + size)])
         ids += [job.id for job in added]
         tell(size)
 
 
 async def _one_by_one(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
     for i in range(jobs):
-        ids.append((await queue.add("mail", _data(i))).id)
+        ids.append((await queue.add("mail", _data(i), backoff=_backoff(i))).id)
         if i % 100 == 99:
             tell(100)
     tell(jobs % 100)
@@ -147,7 +217,7 @@ async def _one_by_one(queue: Queue, jobs: int, ids: list[str], tell: Callable[[i
 async def _at_once(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
     async def one_task(share: range) -> None:
         for done, i in enumerate(share, 1):
-            ids.append((await queue.add("mail", _data(i))).id)
+            ids.append((await queue.add("mail", _data(i), backoff=_backoff(i))).id)
             if done % 10 == 0:
                 tell(10)
         tell(len(share) % 10)
@@ -155,35 +225,8 @@ async def _at_once(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int]
     await asyncio.gather(*(one_task(range(start, jobs, _TASKS)) for start in range(_TASKS)))
 
 
-async def _read_back(
-    connection: Connection, jobs: int, seen: Counter[str], tell: Callable[[int], None]
-) -> None:
-    """Read everything through the consumer group, as a worker would, and acknowledge it."""
-    stream = Keys(_QUEUE).stream
-    await connection.execute("XGROUP", "CREATE", stream, _GROUP, "0", effect=Effect.ONCE)
-    while seen.total() < jobs:
-        entries = await _read(connection, stream)
-        if not entries:
-            return
-        for entry in entries:
-            if entry.name == "mail" and decode(entry.payload)["to"] == "ada@example.com":
-                seen[entry.job_id] += 1
-        buffer = CommandBuffer()
-        xack_xdel(buffer, stream, _GROUP, [entry.id for entry in entries])
-        await connection.submit(Request(bytes(buffer), Effect.IDEMPOTENT, count=2))
-        tell(len(entries))
-
-
-async def _read(connection: Connection, stream: bytes) -> list[Entry]:
-    buffer = CommandBuffer()
-    xreadgroup(buffer, _GROUP, _CONSUMER, stream, count=_READ)
-    request = Request(bytes(buffer), Effect.ONCE, builder=EntryBuilder("streams"))
-    entries: list[Entry] = await connection.submit(request)
-    return entries
-
-
 def _check(ids: list[str], seen: Counter[str], left: int) -> None:
-    """Raise unless what was added is what was read, each job once, and nothing is left."""
+    """Raise unless what was added is what was done, each job once, and nothing is left."""
     missing = len(set(ids) - seen.keys())
     repeated = sum(times - 1 for times in seen.values())
     unknown = len(seen.keys() - set(ids))
