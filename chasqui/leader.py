@@ -184,7 +184,6 @@ class Bell:
     async def close(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        await self._connection.close()
-        if self._waiting is not None:
             await asyncio.wait({self._waiting})
-            self._waiting = None
+            self.take_ring()
+        await self._connection.close()

@@ -101,6 +101,7 @@ class PromoterDuty(Duty):
         self._due_at_s = self._poll_at_s = 0.0
         self._foreign_until_s = 0.0
         self._flushing: asyncio.Future[Any] | None = None
+        self._flush_failure = ""
 
     async def run_once(self) -> Promoted | None:
         """Promote one batch of what is due; None if another promoter leads."""
@@ -209,7 +210,14 @@ class PromoterDuty(Duty):
         if buffer:
             request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
             self._flushing = self.connection.submit(request)
-            self._flushing.add_done_callback(_report_flush)
+            self._flushing.add_done_callback(self._on_flushed)
+
+    def _on_flushed(self, flushed: asyncio.Future[Any]) -> None:
+        """Events are best effort: say once what is wrong, and go on."""
+        error = None if flushed.cancelled() else flushed.exception()
+        if error is not None and repr(error) != self._flush_failure:
+            logger.warning("events of promoted jobs may be lost: %s", error)
+        self._flush_failure = repr(error)
 
     async def _end(self) -> None:
         await self._bell.close()
@@ -260,9 +268,3 @@ class Promoter(Standalone):
             holder_id=self._holder_id,
             metrics=self._metrics,
         )
-
-
-def _report_flush(flushed: asyncio.Future[Any]) -> None:
-    """Events are best effort: say what happened, and go on."""
-    if not flushed.cancelled() and (error := flushed.exception()) is not None:
-        logger.warning("events of promoted jobs may be lost: %s", error)

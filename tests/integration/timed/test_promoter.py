@@ -9,12 +9,15 @@ import pytest
 
 from chasqui import leader, promoter
 from chasqui._core.envelope import decode_envelope, encode_delayed_member, encode_envelope
+from chasqui.connection import Connection
+from chasqui.duty import Duty
 from chasqui.errors import ServerError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.metrics import DlqRouted, LockOutcome, PromoterTick
 from chasqui.metrics.testing import InMemorySink
 from chasqui.promoter import Promoted, Promoter, PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
+from chasqui.scheduler import SchedulerDuty
 from tests.integration.timed.facts import (
     WAIT_S,
     Redis,
@@ -213,8 +216,9 @@ async def test_a_producers_ring_wakes_it(
 
 
 async def test_jobs_that_nobody_rings_for_are_found(
-    keys: Keys, redis: Redis, make_promoter: MakePromoter
+    keys: Keys, redis: Redis, make_promoter: MakePromoter, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.2)
     metrics = InMemorySink()
     duty = make_promoter(metrics=metrics)
     async with running(duty):
@@ -256,6 +260,61 @@ async def test_it_goes_on_after_errors(
         await stream_of(redis, keys.stream, 1)
     warnings = [record for record in caplog.records if record.name == "chasqui.duty"]
     assert len([one for one in warnings if one.levelname == "WARNING"]) == 1, "told once"
+
+
+async def test_it_goes_on_after_the_server_was_away(
+    private_server: Callable[..., Server], queue_name: str, keys: Keys
+):
+    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    metrics = InMemorySink()
+    engine = Promoter(server.url, queue_name, metrics=metrics)
+    task = asyncio.create_task(engine.run())
+    async with asyncio.timeout(WAIT_S), Queue(queue_name, redis_url=server.url) as queue:
+        await metrics.next(PromoterTick)
+        await queue.add("mail", {}, delay_ms=300)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await queue.add("mail", {}, delay_ms=10)
+        while metrics.total_promoted < 2:
+            await metrics.next(PromoterTick)
+        engine.shutdown()
+        await task
+    assert metrics.total_promoted == 2
+
+
+async def test_many_queues_share_one_connection(
+    server: Server, queue_name: str, redis: Redis, connect: Callable[..., Connection]
+):
+    shared = connect(server.url)
+    stop = asyncio.Event()
+    names = [f"{queue_name}-{i}" for i in range(5)]
+    tasks = []
+    for name in names:
+        duties: list[Duty] = [
+            PromoterDuty(Keys(name), shared, connect(server.url)),
+            SchedulerDuty(Keys(name), shared),
+        ]
+        tasks += [asyncio.create_task(duty.run(stop)) for duty in duties]
+    for name in names:
+        async with Queue(name, redis_url=server.url) as queue:
+            await queue.add("mail", {}, delay_ms=20)
+    for name in names:
+        await stream_of(redis, Keys(name).stream, 1)
+    stop.set()
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*tasks)
+    assert not shared.is_closed
+
+
+async def test_events_that_cannot_be_written_keep_no_job_back(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter, caplog: pytest.LogCaptureFixture
+):
+    await redis("SET", keys.events, "no stream")
+    await put(redis, keys, *(member(f"{i:03}") for i in range(600)))
+    async with running(make_promoter()):
+        await stream_of(redis, keys.stream, 600)
+    told = [one for one in caplog.records if "events" in one.message]
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "DEL", "XADD", "GETEX"])
