@@ -6,6 +6,7 @@ flush instead of by every XADD. While there is no link they are dropped.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from chasqui._core.buffer import CommandBuffer
@@ -45,6 +46,8 @@ class EventWriter:
         self._key = keys.events
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
+        #: Called before events are sent: what they tell of must be on its way before them.
+        self.before_send: Callable[[], object] = lambda: None
 
     def active(self, entry: Entry) -> None:
         xadd_run_event(
@@ -93,6 +96,7 @@ class EventWriter:
         count = buffer.commands
         if count == 0:
             return 0
+        self.before_send()
         if self._connection.is_connected:
             buffer.command(b"XTRIM", self._key, b"MAXLEN", b"~", EVENTS_KEPT)
             request = Request(bytes(buffer), Effect.ONCE, count=count + 1, raises=False)

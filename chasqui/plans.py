@@ -231,12 +231,12 @@ class ResultWait:
         self._started_s = time.monotonic()
         self._has_warned = False
 
-    def next_s(self) -> float:
+    def next_s(self, *, warns: bool = True) -> float:
         """How long to sleep before the next look; TimeoutError if that was the last."""
         waited_s = time.monotonic() - self._started_s
         if waited_s >= self._timeout_s:
             raise TimeoutError(f"job {self._job_id} has no result after {self._timeout_s:g} s")
-        if waited_s > 1 and not self._has_warned:
+        if waited_s > 1 and warns and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 "wait_for_result has been waiting for more than 1 s: does the worker have "

@@ -1,19 +1,21 @@
 """Queue: what programs hold to add jobs and to look after them, on asyncio."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from chasqui import dlq, drafts, repeatables
 from chasqui.adding import Added, AddOptions, AddSettings, Batch, Durable, OnFull, full_waits_s
 from chasqui.config import CredentialProvider
-from chasqui.connection import REQUEST_TIMEOUT_S
+from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.errors import ClosedError, QueueFullError
+from chasqui.ends import End, JobEnds
+from chasqui.errors import ClosedError, JobFailedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, check_job_id, check_queue_name
 from chasqui.plans import Counts as Counts
@@ -22,6 +24,12 @@ from chasqui.producer import Producer
 from chasqui.request import Plan
 
 T = TypeVar("T")
+
+#: A result is looked for so often and so long after the job is done: chasquimq's workers tell
+#: that first and store it then.
+GRACE_LOOKS, GRACE_S = 5, 0.02
+#: How long before its event a job went to the dead-letter queue, at most.
+FOUND_WITHIN_MS: Final = 60_000
 
 
 class Queue:
@@ -57,6 +65,8 @@ class Queue:
             tls=tls,
             request_timeout_s=request_timeout_s,
         )
+        self._credential_provider = credential_provider
+        self._ends = JobEnds(self._producer.keys, self._connect)
 
     @property
     def is_closed(self) -> bool:
@@ -64,6 +74,7 @@ class Queue:
 
     async def close(self) -> None:
         """Close the connection. A second call does nothing."""
+        await self._ends.close()
         await self._producer.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -96,8 +107,9 @@ class Queue:
         missed_fires: MissedFiresLike | None = None,
         unique_for: float | None = None,
     ) -> Job:
-        """Add one job. With a `job_id` that another job had within `unique_for` seconds (a day
-        unless told otherwise) nothing is added, and the returned job's `is_new` is False."""
+        """Add one job. With a `job_id` that another job had within `unique_for` seconds nothing is
+        added, and the returned job's `is_new` is False. Unless told otherwise an id stays taken for
+        a day, and that of a delayed job until an hour past its due time."""
         if repeat is not None:
             return await self.upsert_repeatable_job(
                 name,
@@ -317,13 +329,70 @@ class Queue:
         *,
         timeout: float = 30.0,
         poll_interval: float = 0.1,
+        since_ms: int | None = None,
     ) -> Any:
-        """What the job's handler returned, once it is stored; TimeoutError after `timeout`."""
+        """What the job's handler returned, once it is stored; TimeoutError after `timeout`.
+
+        Raises JobFailedError as soon as the job is in the dead-letter queue. `since_ms` is when it
+        was added: how it ended before that is of no interest.
+        """
         wait = ResultWait(job_id, timeout, poll_interval)
-        while True:
-            if (value := await self.get_job_result(job_id)) is not None:
-                return value
-            await asyncio.sleep(wait.next_s())
+        if (value := await self.get_job_result(job_id)) is not None:
+            return value
+        with self._ends.watch(job_id, since_ms) as watch:
+            while True:
+                # The end is told once; who is not content with it looks on by himself.
+                sleep = watch.wait if watch.end is None else asyncio.sleep
+                await sleep(wait.next_s())
+                if (value := await self.get_job_result(job_id)) is not None:
+                    return value
+                if watch.end is not None and watch.end.is_dead:
+                    raise await self._failure(job_id, watch.end)
+
+    async def wait_for_end(
+        self,
+        job_id: str,
+        *,
+        timeout: float | None = 30.0,
+        poll_interval: float = 0.1,
+        since_ms: int | None = None,
+    ) -> Any:
+        """The same, and None as soon as the job is done without a stored result.
+
+        That is told by its worker's events; where they are off, only a stored result is seen.
+        """
+        wait = ResultWait(job_id, math.inf if timeout is None else timeout, poll_interval)
+        looks = GRACE_LOOKS
+        with self._ends.watch(job_id, since_ms) as watch:
+            while True:
+                if (value := await self.get_job_result(job_id)) is not None:
+                    return value
+                if watch.end is None:
+                    await watch.wait(wait.next_s(warns=False))
+                elif watch.end.is_dead:
+                    raise await self._failure(job_id, watch.end)
+                elif looks == 0:
+                    return None
+                else:
+                    looks -= 1
+                    await asyncio.sleep(GRACE_S)
+
+    async def _failure(self, job_id: str, end: End) -> JobFailedError:
+        """What is known of a job in the dead-letter queue."""
+        detail = None
+        since = datetime.fromtimestamp(max(0, end.at_ms - FOUND_WITHIN_MS) / 1000, UTC)
+        async for dead in self.iter_dlq(since=since, where=lambda dead: dead.job_id == job_id):
+            detail = dead.error or dead.detail
+        return JobFailedError(job_id, end.reason or "", detail)
+
+    def _connect(self) -> Connection:
+        """A connection of its own for who has to wait for replies."""
+        return Connection(
+            self._producer.connection.endpoint,
+            key=self._producer.keys.events,
+            client_name="chasqui-events",
+            credential_provider=self._credential_provider,
+        )
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 
