@@ -11,12 +11,14 @@ import sys
 from typing import Any
 
 import chasquimq
+import redis.asyncio
 from chasquimq import BackoffSpec, MissedFiresPolicy, RepeatPattern, Worker  # noqa: F401
 
 
 async def main(url: str, name: str) -> None:
     queue = chasquimq.Queue(name, redis_url=url)
     producer = chasquimq.Producer(url, name)
+    client = redis.asyncio.Redis.from_url(url)
 
     async def work(count: int, failing: int = 0, **options: Any) -> list[Any]:
         """Run a worker until it has run so many jobs; what its handler saw. The first few fail."""
@@ -32,11 +34,22 @@ async def main(url: str, name: str) -> None:
             return {"done": job.data}
 
         worker = chasquimq.Worker(
-            name, handler, redis_url=url, read_block_ms=20, scheduler_tick_ms=20, **options
+            name,
+            handler,
+            redis_url=url,
+            read_block_ms=20,
+            scheduler_tick_ms=20,
+            # A worker that was closed in mid-read may have taken a job with it.
+            claim_min_idle_ms=500,
+            **options,
         )
         running = asyncio.create_task(worker.run())
         try:
-            await asyncio.wait_for(enough.wait(), 20)
+            async with asyncio.timeout(20):
+                await enough.wait()
+                # It forgets what it has not acknowledged when it is closed.
+                while await client.xlen(producer.stream_key()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
         except TimeoutError:
             seen.append("no more came")
         await worker.close()

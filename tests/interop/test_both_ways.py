@@ -97,10 +97,11 @@ async def test_it_lists_fires_and_removes_our_repeatables(queue: Queue, peer: Pe
 
 
 async def test_it_replays_what_we_know_as_dead(queue: Queue, peer: Peer):
-    await queue.add("mail", 1)
+    job = await queue.add("mail", 1)
     peer("work(1, failing=1)")
     assert peer("queue.replay_dlq()") == 1
-    assert (await queue.counts()).waiting == 1
+    assert (await queue.counts()).dlq == 0
+    assert peer("work(1)")[0] == [job.id, "mail", 1, 0]
 
 
 # ── Theirs, then ours ───────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ one that raised anything else is not there. Other calls answer as if nothing had
 """
 
 import asyncio
+import gc
 import itertools
 import os
 from collections.abc import Awaitable, Callable
@@ -288,6 +289,8 @@ async def test_a_queue_closed_with_adds_in_flight(
     redis: redis_py.Redis,
     keys: Keys,
 ):
+    stray: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     proxy = make_proxy(server.url)
     queue = make_queue(redis_url=proxy.url)
     await queue.add("n", "first")
@@ -300,3 +303,6 @@ async def test_a_queue_closed_with_adds_in_flight(
     proxy.resume()
     assert all(isinstance(outcome, ChasquiError) for outcome in outcomes), outcomes
     assert any(isinstance(outcome, OutcomeUnknownError) for outcome in outcomes), outcomes
+    del adds, outcomes
+    gc.collect()
+    assert stray == []
