@@ -337,17 +337,15 @@ class Queue:
         was added: how it ended before that is of no interest.
         """
         wait = ResultWait(job_id, timeout, poll_interval)
-        if (value := await self.get_job_result(job_id)) is not None:
-            return value
         with self._ends.watch(job_id, since_ms) as watch:
             while True:
-                # The end is told once; who is not content with it looks on by himself.
-                sleep = watch.wait if watch.end is None else asyncio.sleep
-                await sleep(wait.next_s())
+                end = watch.end
                 if (value := await self.get_job_result(job_id)) is not None:
                     return value
-                if watch.end is not None and watch.end.is_dead:
-                    raise await self._failure(job_id, watch.end)
+                if end is not None and end.is_dead:
+                    raise await self._failure(job_id, end)
+                # Done is told once; who wants a result all the same looks on by himself.
+                await (watch.wait if end is None else asyncio.sleep)(wait.next_s())
 
     async def wait_for_end(
         self,
@@ -365,12 +363,13 @@ class Queue:
         looks = GRACE_LOOKS
         with self._ends.watch(job_id, since_ms) as watch:
             while True:
+                end = watch.end
                 if (value := await self.get_job_result(job_id)) is not None:
                     return value
-                if watch.end is None:
+                if end is None:
                     await watch.wait(wait.next_s(warns=False))
-                elif watch.end.is_dead:
-                    raise await self._failure(job_id, watch.end)
+                elif end.is_dead:
+                    raise await self._failure(job_id, end)
                 elif looks == 0:
                     return None
                 else:

@@ -1,0 +1,222 @@
+"""Waiting for a job: its value, its failure, or that there is no value, as soon as that is so."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Job, JobFailedError, Queue, QueueEvents, UnrecoverableError, Worker
+from chasqui import ends as ends_module
+from chasqui.keys import Keys
+from tests.proxy import Proxy
+from tests.servers import Server
+
+MakeProxy = Callable[[str], Proxy]
+
+#: Longer than any test: whoever is woken by polling is not woken at all.
+NEVER_S = 1000.0
+
+
+async def handler(job: Job) -> Any:
+    if job.name == "dies":
+        raise UnrecoverableError("no such address")
+    if job.name == "fails":
+        raise ValueError("not today")
+    return None if job.name == "void" else {"got": job.data}
+
+
+@asynccontextmanager
+async def working(name: str, url: str, **options: Any) -> AsyncIterator[Worker]:
+    options.setdefault("store_results", True)
+    worker = Worker(name, handler, redis_url=url, **options)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        await worker.close()
+        await task
+
+
+@pytest.fixture
+async def queue(server: Server, queue_name: str) -> AsyncIterator[Queue]:
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        yield queue
+
+
+async def test_an_event_wakes_who_waits(server: Server, queue: Queue) -> None:
+    job = await queue.add("mail", 1)
+    waits = [job.wait_for_result(poll_interval=NEVER_S), job.result(poll_interval=NEVER_S)]
+    waiting = [asyncio.create_task(wait) for wait in waits]
+    async with working(queue.name, server.url):
+        assert await asyncio.gather(*waiting) == [{"got": 1}, {"got": 1}]
+    assert await job.result() == {"got": 1}
+    assert await job.wait_for_result() == {"got": 1}
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+async def test_a_job_without_a_result_is_known_to_be_done(
+    server: Server, queue: Queue, started: str
+) -> None:
+    """Also one that was done before anybody waited."""
+    job = await queue.add("void", 1)
+    if started == "before":
+        async with working(queue.name, server.url):
+            assert await job.result(poll_interval=NEVER_S) is None
+    assert await _after_a_run(server, queue, job) is None
+
+
+async def _after_a_run(server: Server, queue: Queue, job: Job) -> Any:
+    async with (
+        working(queue.name, server.url),
+        QueueEvents(
+            queue.name, redis_url=server.url, last_event_id="0", events=["completed"]
+        ) as events,
+    ):
+        assert (await anext(events)).job_id == job.id
+    await queue._ends.close()
+    return await job.result(poll_interval=NEVER_S)
+
+
+async def test_a_worker_that_stores_nothing_gives_none(server: Server, queue: Queue) -> None:
+    job = await queue.add("mail", 1)
+    async with working(queue.name, server.url, store_results=False):
+        assert await job.result(poll_interval=NEVER_S) is None
+
+
+@pytest.mark.parametrize("method", ["result", "wait_for_result"])
+async def test_a_dead_job_is_told_at_once(server: Server, queue: Queue, method: str) -> None:
+    job, other = await queue.add("dies", 1), await queue.add("fails", 2, attempts=1)
+    async with working(queue.name, server.url):
+        with pytest.raises(JobFailedError) as dead:
+            await getattr(job, method)(poll_interval=NEVER_S, timeout=NEVER_S)
+        with pytest.raises(JobFailedError) as failed:
+            await getattr(other, method)(poll_interval=NEVER_S, timeout=NEVER_S)
+    assert (dead.value.job_id, dead.value.reason) == (job.id, "unrecoverable")
+    assert dead.value.detail == "UnrecoverableError: no such address"
+    assert (failed.value.reason, failed.value.detail) == (
+        "retries_exhausted",
+        "ValueError: not today",
+    )
+
+
+async def test_a_retry_is_no_end(server: Server, queue: Queue) -> None:
+    runs = 0
+
+    async def fails_once(job: Job) -> str:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise ValueError("once")
+        return "done"
+
+    job = await queue.add("mail", 1, backoff=1)
+    worker = Worker(queue.name, fails_once, redis_url=server.url, store_results=True)
+    task = asyncio.create_task(worker.run())
+    assert await job.result(poll_interval=NEVER_S) == "done"
+    await worker.close()
+    await task
+    assert runs == 2
+
+
+async def test_where_events_are_off_a_stored_result_is_found(server: Server, queue: Queue) -> None:
+    job = await queue.add("mail", 1)
+    async with working(queue.name, server.url, events_enabled=False):
+        assert await job.result() == {"got": 1}
+        job = await queue.add("mail", 2)
+        assert await job.wait_for_result() == {"got": 2}
+
+
+async def test_who_may_not_read_events_finds_the_result(
+    private_server: Callable[..., Server], queue_name: str
+) -> None:
+    server = private_server("redis-8.6")
+    events = Keys(queue_name).events.decode()
+    with redis_py.Redis.from_url(server.url) as redis:
+        rules = ["on", ">pw", "+@all", "%R~*", f"(%W~{events})", "-xread"]
+        redis.execute_command("ACL", "SETUSER", "blind", *rules)
+        redis.execute_command("ACL", "SETUSER", "blind", "~*")
+    url = server.url.replace("redis://", "redis://blind:pw@")
+    async with Queue(queue_name, redis_url=url) as queue, working(queue_name, server.url):
+        job = await queue.add("mail", 1)
+        assert await job.result() == {"got": 1}
+        assert await (await queue.add("mail", 2)).result() == {"got": 2}
+
+
+async def test_one_reader_serves_all_who_wait(
+    redis_86: Server, queue_name: str, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        jobs = await queue.add_bulk([{"name": "mail", "data": i} for i in range(200)])
+        waiting = [asyncio.create_task(job.result(poll_interval=NEVER_S)) for job in jobs]
+        async with working(queue_name, redis_86.url):
+            assert await asyncio.gather(*waiting) == [{"got": i} for i in range(200)]
+            late = await queue.add("mail", 200)
+            assert await late.result(poll_interval=NEVER_S) == {"got": 200}
+        assert proxy.accepted == 2  # the queue's own, and the reader's
+    await asyncio.to_thread(proxy.wait_for, lambda: len(proxy._links) == 0)
+
+
+async def test_the_reader_stops_when_nobody_waits(
+    redis_86: Server, queue_name: str, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_module, "LINGER_S", 0.01)
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue, working(queue_name, redis_86.url):
+        job = await queue.add("mail", 1)
+        assert await job.result(poll_interval=NEVER_S) == {"got": 1}
+        await asyncio.to_thread(proxy.wait_for, lambda: len(proxy._links) == 1)
+        job = await queue.add("void", 1)
+        assert await job.result(poll_interval=NEVER_S) is None
+
+
+async def test_an_older_job_is_found_by_a_reader_that_began_later(
+    redis_86: Server, queue_name: str
+) -> None:
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        old = await queue.add("void", 1)
+        assert await _after_a_run(redis_86, queue, old) is None
+        old.created_at_ms -= 60_000  # as if much had happened since
+        new = await queue.add("mail", 2)
+        waiting = asyncio.create_task(new.result(poll_interval=NEVER_S))
+        await asyncio.sleep(0)
+        assert await old.result(poll_interval=NEVER_S) is None
+        async with working(queue_name, redis_86.url):
+            assert await waiting == {"got": 2}
+
+
+async def test_a_lost_link_hides_no_end(
+    redis_86: Server, queue_name: str, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        job = await queue.add("void", 1)
+        waiting = asyncio.create_task(job.result(poll_interval=NEVER_S))
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") == 1)
+        proxy.is_refusing = True
+        proxy.cut()
+        async with working(queue_name, redis_86.url):
+            pass
+        proxy.is_refusing = False
+        async with working(queue_name, redis_86.url):
+            assert await waiting is None
+
+
+async def test_time_runs_out(server: Server, queue: Queue) -> None:
+    job = await queue.add("mail", 1)
+    for method in (job.result, job.wait_for_result):
+        with pytest.raises(TimeoutError, match=job.id):
+            await method(timeout=0.05, poll_interval=0.01)
+    with pytest.raises(ValueError, match="timeout"):
+        await job.result(timeout=0)
+    with pytest.raises(ValueError, match="poll_interval"):
+        await job.result(poll_interval=0)
+
+
+async def test_a_workers_job_cannot_be_waited_for() -> None:
+    job = Job("1", "mail", None)
+    with pytest.raises(RuntimeError, match=r"Job\.result requires a Queue"):
+        await job.result()
