@@ -4,14 +4,13 @@
 130 interrupted.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from chasqui.cli import app
+from chasqui.cli import app, logs
 from chasqui.errors import ChasquiError, NotSupportedError
 
 #: The base of what typer raises for a wrong command line; it has moved between its versions.
@@ -25,7 +24,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
-    logging.basicConfig(format="chasqui: %(message)s", level=logging.WARNING)
+    logs.configure()
     try:
         code = app(list(arguments), prog_name="chasqui", standalone_mode=False)
         sys.stdout.flush()

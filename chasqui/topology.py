@@ -1,17 +1,12 @@
 """Finding the server that owns a queue: Sentinel and Cluster by redis-py, embedded by starting it.
 
-Blocking, and rarely asked: the asyncio side calls it in a thread.
+Blocking, and rarely asked: the asyncio side calls it in a thread. redis-py is imported by who asks,
+since loading it takes as long as all the rest of us together.
 """
 
 import threading
 from pathlib import Path
 from typing import Any
-
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
-from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from chasqui import embedded
 from chasqui.config import Endpoint
@@ -31,13 +26,8 @@ class Directory:
 
     def locate(self, endpoint: Endpoint, key: bytes) -> Endpoint:
         """The single server that has `key` now. Raises UnreachableError, EmbeddedServerError."""
-        try:
-            if endpoint.kind == "sentinel":
-                return endpoint.at(*_ask_sentinels(endpoint))
-            if endpoint.kind == "cluster":
-                return endpoint.at(*_ask_cluster(endpoint, key))
-        except (RedisError, RedisClusterException, OSError) as error:
-            raise UnreachableError(f"no primary found through {endpoint}: {error}") from None
+        if endpoint.kind in ("sentinel", "cluster"):
+            return endpoint.at(*_ask(endpoint, key))
         if endpoint.kind == "embedded":
             return Endpoint.parse(self._embedded().url)
         return endpoint
@@ -58,7 +48,20 @@ class Directory:
             return self._server
 
 
+def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
+    from redis.exceptions import RedisClusterException, RedisError
+
+    try:
+        if endpoint.kind == "sentinel":
+            return _ask_sentinels(endpoint)
+        return _ask_cluster(endpoint, key)
+    except (RedisError, RedisClusterException, OSError) as error:
+        raise UnreachableError(f"no primary found through {endpoint}: {error}") from None
+
+
 def _ask_sentinels(endpoint: Endpoint) -> tuple[str, int]:
+    from redis.sentinel import Sentinel
+
     assert endpoint.service is not None
     # The credentials are for the servers that the sentinels watch, not for themselves.
     sentinels = Sentinel(endpoint.hosts, sentinel_kwargs=_options(endpoint))  # type: ignore[no-untyped-call]
@@ -71,6 +74,8 @@ def _ask_sentinels(endpoint: Endpoint) -> tuple[str, int]:
 
 
 def _ask_cluster(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
+    from redis.cluster import ClusterNode, RedisCluster
+
     options = _options(endpoint)
     if endpoint.password is not None:
         options |= {"username": endpoint.username, "password": endpoint.password.reveal()}
@@ -87,6 +92,9 @@ def _ask_cluster(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
 
 
 def _options(endpoint: Endpoint) -> dict[str, Any]:
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     options: dict[str, Any] = {
         "socket_timeout": _LOOKUP_TIMEOUT_S,
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,

@@ -1,49 +1,69 @@
-"""The commands of `chasqui`: one file per command or group, joined into one app here."""
+"""The commands of `chasqui`: one file per command or group, loaded when it is asked for."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from chasqui._version import VERSION
-from chasqui.cli import (
-    add,
-    delayed,
-    demo,
-    dlq,
-    doctor,
-    inspect,
-    queues,
-    repeatable,
-    server,
-    state,
-    worker,
-)
 from chasqui.cli.options import RedisUrl
+
+#: Each command and the module here that has it: a function of its name, or, for a group, `app`.
+COMMANDS: Final = {
+    "demo": "demo",
+    "server": "server",
+    "worker": "worker",
+    "promoter": "duties",
+    "scheduler": "duties",
+    # "exporter": "exporter",
+    "add": "add",
+    "inspect": "inspect",
+    "queues": "queues",
+    "watch": "watch",
+    # "top": "top",
+    "events": "events",
+    "tail": "events",
+    "job": "job",
+    "dlq": "dlq",
+    "delayed": "delayed",
+    "repeatable": "repeatable",
+    "pause": "state",
+    "resume": "state",
+    "drain": "drain",
+    "obliterate": "state",
+    "doctor": "doctor",
+}
+
+
+class _Commands(TyperGroup):
+    """The commands by name. Loading all of them to run one would double the time it takes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"chasqui.cli.{COMMANDS[cmd_name]}")
+        group: typer.Typer | None = getattr(module, "app", None)
+        if group is None:
+            group = typer.Typer(add_completion=False, rich_markup_mode=None)
+            group.command(cmd_name)(getattr(module, cmd_name))
+        command = typer.main.get_command(group)
+        command.name = cmd_name
+        return command
+
 
 app = typer.Typer(
     name="chasqui",
+    cls=_Commands,
     help="A job queue for Python on Redis Streams.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-for _command in (
-    demo.demo,
-    server.server,
-    worker.worker,
-    add.add,
-    inspect.inspect,
-    queues.queues,
-    state.pause,
-    state.resume,
-    state.obliterate,
-    doctor.doctor,
-):
-    app.command(_command.__name__)(_command)
-for _group, _name in ((dlq.app, "dlq"), (delayed.app, "delayed"), (repeatable.app, "repeatable")):
-    app.add_typer(_group, name=_name)
 
 
 def _show_version(wanted: bool) -> None:

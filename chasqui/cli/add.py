@@ -1,16 +1,9 @@
 """`chasqui add`: one job from the command line, or millions from a file."""
 
-import itertools
-import json
-import re
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import Progress, TaskID, TextColumn
 
 from chasqui.cli.options import (
     AsJson,
@@ -21,12 +14,8 @@ from chasqui.cli.options import (
     duration_ms,
     json_value,
 )
-from chasqui.cli.output import count, progress, show
+from chasqui.cli.output import show
 from chasqui.cli.run import on_queue
-from chasqui.queue import Queue
-
-#: Jobs that are sent, and confirmed, together.
-_BULK = 1000
 
 
 def add(
@@ -75,7 +64,10 @@ def add(
     if source is not None:
         if data is not None or any(x is not None for x in (delay, job_id, attempts, backoff)):
             raise ValueError("with --from each line says its own data and options")
-        _add_file(queue, name, source, skip, unique_s, redis_url, as_json)
+        # Its progress bar is loaded with it.
+        from chasqui.cli.add_file import add_file
+
+        add_file(queue, name, source, skip, unique_s, redis_url, as_json)
         return
     if name is None or data is None:
         raise ValueError("say what to add: NAME and JSON, or --from FILE")
@@ -96,98 +88,3 @@ def add(
         show({"id": job.id, "is_new": job.is_new}, as_json=True)
     else:
         print(job.id if job.is_new else f"{job.id} was there already")
-
-
-def _add_file(
-    queue: str,
-    name: str | None,
-    source: Path,
-    skip: int,
-    unique_s: float | None,
-    redis_url: str | None,
-    as_json: bool,
-) -> None:
-    started_s = time.perf_counter()
-    is_stdin = str(source) == "-"
-    total = None if is_stdin else source.stat().st_size
-    columns = (TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[added]:,} jobs"))
-    with (
-        sys.stdin.buffer if is_stdin else source.open("rb") as lines,
-        progress(*columns, stream=sys.stderr) as bar,
-    ):
-        task = bar.add_task(f"adding to {queue}", total=total, added=0)
-        file_import = _Import(_entries(lines, name, skip), skip, bar, task)
-        try:
-            on_queue(queue, redis_url, lambda it: file_import.run(it, unique_s))
-        except Exception:
-            if file_import.last_line:
-                bar.console.print(
-                    f"lines 1 to {file_import.last_line} are in: go on with --skip "
-                    f"{file_import.last_line}"
-                )
-            raise
-    seconds = time.perf_counter() - started_s
-    added, already_there = file_import.added, file_import.already_there
-    if as_json:
-        facts = {"added": added, "already_there": already_there, "seconds": round(seconds, 3)}
-        show(facts, as_json=True)
-        return
-    rest = f"; {already_there:,} were there already" if already_there else ""
-    rate = added / seconds
-    print(f"added {count(added, 'job')} in {seconds:.1f} s ({rate:,.0f} jobs/s){rest}")
-
-
-class _Import:
-    """Adds entries bulk by bulk, in order, and knows how far it got."""
-
-    def __init__(
-        self,
-        entries: Iterator[tuple[int, int, dict[str, Any]]],
-        skip: int,
-        bar: Progress,
-        task: TaskID,
-    ) -> None:
-        self.added = 0
-        self.already_there = 0
-        #: All lines up to this one are in.
-        self.last_line = skip
-        self._entries = entries
-        self._bar = bar
-        self._task = task
-
-    async def run(self, queue: Queue, unique_s: float | None) -> None:
-        while bulk := list(itertools.islice(self._entries, _BULK)):
-            try:
-                jobs = await queue.add_bulk([entry for _, _, entry in bulk], unique_for=unique_s)
-            except (ValueError, TypeError) as error:
-                raise ValueError(_with_line(error, [line for line, _, _ in bulk])) from None
-            new = sum(job.is_new for job in jobs)
-            self.added += new
-            self.already_there += len(jobs) - new
-            self.last_line = bulk[-1][0]
-            size = sum(size for _, size, _ in bulk)
-            self._bar.update(self._task, advance=size, added=self.added)
-
-
-def _entries(
-    lines: IO[bytes], name: str | None, skip: int
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Per job its line number, the bytes of the line, and the entry for a bulk add."""
-    for number, line in enumerate(lines, 1):
-        if number <= skip or not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON: {error}") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f'line {number} is no job: write {{"name": …, "data": …}}')
-        if name is not None:
-            entry.setdefault("name", name)
-        yield number, len(line), entry
-
-
-def _with_line(error: Exception, numbers: list[int]) -> str:
-    """What is wrong with a bulk, by the line of its file instead of its own index."""
-    told = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    return re.sub(r"jobs\[(\d+)\]", lambda found: f"line {numbers[int(found[1])]}", told)

@@ -10,11 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Table
-from rich.text import Text
-
 
 def show(record: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one thing: a line for each of its facts."""
@@ -41,13 +36,7 @@ def show_all(
     elif not rows:
         print(nothing)
     elif sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for i, column in enumerate(columns):
-            is_number = all(isinstance(row[i], int) for row in rows)
-            table.add_column(column, justify="right" if is_number else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell(value)) for value in row))
-        Console(highlight=False).print(table)
+        _print_table(columns, rows)
     else:
         print("\t".join(columns))
         for row in rows:
@@ -70,6 +59,17 @@ def escaped(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
+def as_names(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a table by names that programs like: `DLQ depth` is `dlq_depth`."""
+    bare = str.maketrans(" ", "_", "()")
+    return {name.lower().translate(bare): value for name, value in rows.items()}
+
+
+def print_json_line(value: Any) -> None:
+    """Print a JSON object on a line of its own, at once: one of many to come."""
+    print(_json(value), flush=True)
+
+
 def at_ms(unix_ms: int) -> datetime:
     """The moment of a time in Redis."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
@@ -82,22 +82,19 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what[:-1] + 'ies' if what.endswith('y') else what + 's'}"
 
 
-class RateColumn(ProgressColumn):
-    """How many a second, so far."""
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    # Loaded here: what is piped, or JSON, does without.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:>9,.0f} jobs/s" if speed else "", style="bold")
-
-
-def progress(*columns: ProgressColumn, stream: Any = None) -> Progress:
-    """A progress bar that stays on the screen; where there is none, its last state is printed."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        *columns,
-        console=Console(file=stream, highlight=False),
-    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        is_number = all(isinstance(row[i], int) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    Console(highlight=False).print(table)
 
 
 def _lines(value: Any) -> list[str]:

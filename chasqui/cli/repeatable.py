@@ -1,5 +1,9 @@
 """`chasqui repeatable`: jobs that fire again and again."""
 
+import contextlib
+import heapq
+import itertools
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +18,12 @@ from chasqui.cli.options import (
     json_value,
 )
 from chasqui.cli.output import at_ms, show, show_all
-from chasqui.cli.run import on_queue
+from chasqui.cli.run import on_queue, on_server
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.keys import FIRED, SPEC, Keys
+from chasqui.repeat import RepeatSpec, RepeatSpecError
+from chasqui.repeatables import scored
+from chasqui.request import Effect, Plan, commands
 
 app = typer.Typer(
     help="Jobs that fire again and again.", no_args_is_help=True, rich_markup_mode=None
@@ -110,6 +118,60 @@ def remove(
     print("removed" if was_there else "not found")
     if not was_there:
         raise typer.Exit(1)
+
+
+@app.command("next")
+def next_(
+    queue: QueueName,
+    fires: Annotated[int, typer.Argument(metavar="[N]", min=1, help="How many.")] = 10,
+    key: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the next fires of all repeatable jobs, soonest first.
+
+    As they are planned now: what is paused or not running is not taken into account.
+
+    Example: chasqui repeatable next emails 5
+    """
+    keys = Keys(queue)
+    planned = on_server(redis_url, lambda it: it.run(_planned(keys)), queue=queue)
+    upcoming = heapq.merge(
+        *(
+            _fires(spec, next_ms, fired)
+            for spec, next_ms, fired in planned
+            if key in (None, spec.key)
+        )
+    )
+    rows = [
+        (at_ms(fire_ms), job_name, spec_key)
+        for fire_ms, spec_key, job_name in itertools.islice(upcoming, fires)
+    ]
+    show_all(("fire", "job name", "key"), rows, as_json=as_json, nothing="no fires to come")
+
+
+def _planned(keys: Keys) -> Plan[list[tuple[RepeatSpec, int, int]]]:
+    """Each spec with its next fire, and how often it has fired. What cannot be read never fires."""
+    reply = yield commands(("ZRANGE", keys.repeat, 0, -1, "WITHSCORES"), effect=Effect.READ)
+    found = []
+    for member, next_ms in scored(reply):
+        name = keys.repeat_spec(member.decode(errors="replace"))
+        encoded, fired = yield commands(("HMGET", name, SPEC, FIRED), effect=Effect.READ)
+        if encoded is not None:
+            with contextlib.suppress(RepeatSpecError):
+                found.append((RepeatSpec.decode(encoded), next_ms, int(fired or 0)))
+    return found
+
+
+def _fires(spec: RepeatSpec, next_ms: int | None, fired: int) -> Iterator[tuple[int, str, str]]:
+    """The fires to come of one spec: when, its key, the name of the job."""
+    while next_ms is not None and (not spec.limit or fired < spec.limit):
+        yield next_ms, spec.key, spec.job_name
+        fired += 1
+        try:
+            next_ms = spec.next_fire_ms(next_ms)
+        except ValueError:  # an expression that only its writer understands
+            return
 
 
 def _pattern(cron: str | None, tz: str | None, every: int | None) -> RepeatPattern:

@@ -1,8 +1,10 @@
 """From a plain function to the asyncio side and back: open, do, close."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
@@ -32,15 +34,44 @@ def on_server(
     """What `deed` makes of an open connection to the server that has the queue."""
 
     async def run() -> T:
-        connection = Connection(
-            Endpoint.parse(redis_url),
-            key=Keys(queue).stream,
-            client_name="chasqui-cli",
-            is_reader=is_reader,
-        )
-        try:
+        async with connection_to(redis_url, queue=queue, is_reader=is_reader) as connection:
             return await deed(connection)
-        finally:
-            await connection.close()
 
     return asyncio.run(run())
+
+
+@asynccontextmanager
+async def connection_to(
+    redis_url: str | None, *, queue: str = "chasqui", is_reader: bool = False
+) -> AsyncIterator[Connection]:
+    """A connection to the server that has the queue."""
+    connection = Connection(
+        Endpoint.parse(redis_url),
+        key=Keys(queue).stream,
+        client_name="chasqui-cli",
+        is_reader=is_reader,
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def until_signal(
+    work: Callable[[], Coroutine[Any, Any, None]], on_signal: Callable[[], object] | None = None
+) -> None:
+    """Work until it is done, or until SIGINT or SIGTERM: that is no error, but the way to end it.
+
+    The signal cancels the work, or calls `on_signal`, which lets it come to its end.
+    """
+
+    async def run() -> None:
+        task = asyncio.ensure_future(work())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal or task.cancel)
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    asyncio.run(run())

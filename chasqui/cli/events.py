@@ -1,0 +1,165 @@
+"""`chasqui events` and `tail`: what happens to jobs, a line for each event.
+
+The line is chasquimq's: `<time> <event id> <event> id=<job> <name>=<value>…`, fields in order.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import typer
+
+from chasqui import events as kinds
+from chasqui.cli.options import AsJson, QueueName, RedisUrl
+from chasqui.cli.output import at_ms, cell, escaped, print_json_line
+from chasqui.cli.run import connection_to, until_signal
+from chasqui.event_log import GAP, QueueEvent, parse_event
+from chasqui.keys import Keys
+from chasqui.queue_events import QueueEvents
+from chasqui.request import Effect
+
+_PAGE = 1000
+_YEAR_9999_MS = 253_370_764_800_000
+#: Longer values are cut, as chasquimq does.
+_VALUE_CHARS = 80
+_COLOURS = {"completed": 32, "failed": 33, "retry-scheduled": 33, "dlq": 31, GAP: 31, "active": 36}
+#: A job's life is over.
+_ENDS = (kinds.COMPLETED.decode(), kinds.DLQ.decode())
+
+
+def events(
+    queue: QueueName,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="ID", help="Start behind an event; 0: all there are; $: from now on."
+        ),
+    ] = "$",
+    follow: Annotated[
+        bool, typer.Option(help="Wait for more. Without it: end with those that are there.")
+    ] = True,
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Only of jobs of this name; may be repeated.")
+    ] = None,
+    wanted: Annotated[
+        list[str] | None,
+        typer.Option("--event", help="Only these: completed, failed, dlq, …; may be repeated."),
+    ] = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a queue's events as they happen, until interrupted.
+
+    A line `gap` stands for events that the server dropped before they could be read.
+
+    Example: chasqui events emails --from 0 --event failed --event dlq
+    """
+    if not follow and start == "$":
+        start = "0"  # from now on there is nothing that is there already
+    wants = _Wants(names=names, events=wanted)
+
+    async def work() -> None:
+        if not follow:
+            async for event in _past(queue, redis_url, start):
+                if wants.takes(event):
+                    _print(event, as_json)
+            return
+        async with QueueEvents(
+            queue, redis_url=redis_url, last_event_id=start, count=_PAGE, **wants.filters
+        ) as reader:
+            async for event in reader:
+                _print(event, as_json)
+
+    until_signal(work)
+
+
+def tail(
+    queue: QueueName,
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")],
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the events of one job: those that are left, then more, until it is done or dead.
+
+    Example: chasqui tail emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
+    """
+
+    wants = _Wants(job_ids=[job_id])
+
+    async def work() -> None:
+        last_id, is_over = "0", False
+        async for event in _past(queue, redis_url, last_id):
+            last_id = event.id
+            if wants.takes(event):
+                _print(event, as_json)
+                is_over = event.name in _ENDS
+        if is_over:
+            return
+        async with QueueEvents(
+            queue, redis_url=redis_url, last_event_id=last_id, count=_PAGE, **wants.filters
+        ) as reader:
+            async for event in reader:
+                _print(event, as_json)
+                if event.name in _ENDS:
+                    return
+
+    until_signal(work)
+
+
+class _Wants:
+    """Which events are asked for; what is None does not narrow it down."""
+
+    def __init__(self, **filters: list[str] | None) -> None:
+        self.filters: dict[str, Any] = {name: some for name, some in filters.items() if some}
+
+    def takes(self, event: QueueEvent) -> bool:
+        facts = {"events": event.name, "names": event.job_name, "job_ids": event.job_id}
+        return all(facts[name] in some for name, some in self.filters.items())
+
+
+async def _past(queue: str, redis_url: str | None, start: str) -> AsyncIterator[QueueEvent]:
+    """The events behind `start` that are there now, page by page."""
+    key = Keys(queue).events
+    async with connection_to(redis_url, queue=queue) as connection:
+        while True:
+            command = ("XRANGE", key, f"({start}", "+", "COUNT", _PAGE)
+            page = await connection.execute(*command, effect=Effect.READ)
+            for entry_id, fields in page:
+                yield parse_event(entry_id, fields)
+            if len(page) < _PAGE:
+                return
+            start = page[-1][0].decode()
+
+
+def _print(event: QueueEvent, as_json: bool) -> None:
+    """Print an event at once: somebody may be waiting for it."""
+    if as_json:
+        known = {
+            "id": event.id,
+            "event": event.name,
+            "job_id": event.job_id,
+            "name": event.job_name,
+        }
+        print_json_line({**known, **event.fields})
+        return
+    fields = dict(event.fields)
+    if event.job_name:
+        fields["n"] = event.job_name
+    ts = fields.pop("ts", None)
+    when = cell(at_ms(ts)) if isinstance(ts, int) and 0 <= ts < _YEAR_9999_MS else "-"
+    told = [f"id={_short(event.job_id or '-')}"]
+    told += [f"{name}={_short(str(value))}" for name, value in sorted(fields.items())]
+    name = _coloured(escaped(event.name or "(unknown)"), event.name)
+    print(when, event.id or "-", name, *map(escaped, told), flush=True)
+
+
+def _coloured(text: str, kind: str) -> str:
+    colour = _COLOURS.get(kind)
+    if colour is None or "NO_COLOR" in os.environ or not sys.stdout.isatty():
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _VALUE_CHARS else value[:_VALUE_CHARS] + "..."

@@ -1,0 +1,132 @@
+"""One queue at one moment, for `inspect`, `watch` and `top`; and what two such moments tell."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chasqui._core.reply import ReplyError
+from chasqui.connection import Connection
+from chasqui.keys import Keys
+from chasqui.plans import Plans
+from chasqui.queue import Counts
+from chasqui.repeatables import scored
+from chasqui.request import Effect, commands
+
+#: Moments that are remembered: a minute, at a look per second.
+HISTORY: Final = 60
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a queue holds."""
+
+    #: When it was looked at, by the monotonic clock.
+    at_s: float
+    counts: Counts
+    #: How late the first delayed job is; None if there is none.
+    delayed_lag_ms: int | None
+    has_group: bool
+    #: Entries that ever came into the stream; None where the server does not count them.
+    entered: int | None
+
+    @property
+    def depth(self) -> int:
+        return self.counts.waiting + self.counts.pending
+
+    @property
+    def left(self) -> int | None:
+        """Entries that ever left the stream: done, dead, or delayed for a retry."""
+        return None if self.entered is None else self.entered - self.depth
+
+    def rows(self) -> dict[str, Any]:
+        """The facts by name. The first six are chasquimq's, in its words."""
+        counts = self.counts
+        return {
+            "stream depth": self.depth,
+            "pending": counts.pending,
+            "DLQ depth": counts.dlq,
+            "delayed depth": counts.delayed,
+            "oldest delayed lag (ms)": self.delayed_lag_ms,
+            "repeatable count": counts.repeatables,
+            "oldest job in stream (ms)": counts.oldest_ms,
+            "paused": counts.is_paused,
+        }
+
+
+async def look(connection: Connection, keys: Keys, group: str) -> Facts:
+    """The facts of now."""
+    counts = Counts.of(await connection.run(Plans(keys).counts(group)))
+    request = commands(
+        ("XINFO", "GROUPS", keys.stream),
+        ("XINFO", "STREAM", keys.stream),
+        ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"),
+        ("TIME",),
+        effect=Effect.READ,
+        raises=False,
+    )
+    groups, stream, oldest, (seconds, micros) = await connection.submit(request)
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    names = [one.get(b"name") for one in mappings(groups)]
+    return Facts(
+        at_s=time.monotonic(),
+        counts=counts,
+        delayed_lag_ms=next((max(0, now_ms - due) for _, due in scored(oldest)), None),
+        has_group=group.encode() in names,
+        entered=0 if isinstance(stream, ReplyError) else mapping(stream).get(b"entries-added"),
+    )
+
+
+class History:
+    """The last looks at a queue: changes, rates, sparklines."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Facts] = deque(maxlen=HISTORY)
+
+    def add(self, facts: Facts) -> None:
+        self._looks.append(facts)
+
+    @property
+    def last(self) -> Facts:
+        return self._looks[-1]
+
+    def series(self, row: str) -> list[float]:
+        """A row's numbers, oldest first."""
+        return [float(value or 0) for facts in self._looks for value in (facts.rows()[row],)]
+
+    def change(self, row: str) -> float | None:
+        """What a row has gained since the look before; None if there was none."""
+        series = self.series(row)
+        return series[-1] - series[-2] if len(series) > 1 else None
+
+    def rates(self, which: str) -> list[float]:
+        """What `entered` or `left` the stream per second, from look to look."""
+        found = []
+        for before, after in zip(self._looks, list(self._looks)[1:], strict=False):
+            old, new = getattr(before, which), getattr(after, which)
+            if old is not None and new is not None:
+                found.append(max(0.0, (new - old) / (after.at_s - before.at_s)))
+        return found
+
+
+def sparkline(values: Iterable[float], width: int) -> str:
+    """The last values as a line of bars; the highest is a full one."""
+    last = list(values)[-width:]
+    most = max(last, default=0)
+    if most <= 0:
+        return _BARS[0] * len(last)
+    return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in last)
+
+
+def mapping(reply: Any) -> dict[bytes, Any]:
+    """A reply of names and values, in RESP3's form or RESP2's; empty for an error."""
+    if isinstance(reply, dict):
+        return reply
+    return dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else {}
+
+
+def mappings(reply: Any) -> list[dict[bytes, Any]]:
+    """The same for a list of them."""
+    return [mapping(one) for one in reply] if isinstance(reply, list) else []
