@@ -107,8 +107,9 @@ class Queue:
         missed_fires: MissedFiresLike | None = None,
         unique_for: float | None = None,
     ) -> Job:
-        """Add one job. With a `job_id` that another job had within `unique_for` seconds (a day
-        unless told otherwise) nothing is added, and the returned job's `is_new` is False."""
+        """Add one job. With a `job_id` that another job had within `unique_for` seconds nothing is
+        added, and the returned job's `is_new` is False. Unless told otherwise an id stays taken for
+        a day, and that of a delayed job until an hour past its due time."""
         if repeat is not None:
             return self.upsert_repeatable_job(
                 name,
