@@ -22,6 +22,8 @@ Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
 KNOWN_NAMES: Final = 1000
 #: The pool that all plain functions share.
 THREADS: Final = "threads"
+#: No future carries the first; the second would take apart the coroutines that wait for it.
+NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 
 
 class Handlers:
@@ -96,8 +98,8 @@ def _run_here(handler: Handler, job: Any) -> Any:
     """In a thread of the pool."""
     try:
         return handler(job)
-    except StopIteration as error:  # which no future can carry
-        raise RuntimeError("the handler raised StopIteration") from error
+    except NOT_FOR_FUTURES as error:
+        raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def _run_there(handler: Handler, job: Any) -> Any:
@@ -114,7 +116,7 @@ def _portable(error: BaseException) -> BaseException:
     can be pickled and not unpickled, and those would break the pool."""
     try:
         pickle.loads(pickle.dumps(error))
-        if not isinstance(error, StopIteration):
+        if not isinstance(error, NOT_FOR_FUTURES):
             return error
     except Exception:
         pass

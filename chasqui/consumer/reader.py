@@ -17,6 +17,7 @@ from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
+from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
@@ -24,6 +25,7 @@ from chasqui.consumer.holdings import Holdings
 from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request, commands
+from chasqui.server import exception_for
 
 logger = logging.getLogger(__name__)
 
@@ -267,14 +269,20 @@ class Reader:
         return kept
 
     async def _create_group(self) -> None:
-        """From 0, never from `$`: what is in the stream already must be run."""
-        words = ("XGROUP", "CREATE", self._keys.stream, self._group, "0", "MKSTREAM")
-        try:
-            await self._connection.submit(commands(words, effect=Effect.IDEMPOTENT))
+        """From 0, never from `$`: what is in the stream already must be run. The consumer is made
+        along with it, so that it is seen before it has read anything."""
+        group = (self._keys.stream, self._group)
+        request = commands(
+            ("XGROUP", "CREATE", *group, "0", "MKSTREAM"),
+            ("XGROUP", "CREATECONSUMER", *group, self._consumer),
+            effect=Effect.IDEMPOTENT,
+            raises=False,
+        )
+        created, _ = await self._connection.submit(request)
+        if not isinstance(created, ReplyError):
             logger.info("group %s of queue %s created", self._config.group, self._keys.queue)
-        except ServerError as error:
-            if error.code != "BUSYGROUP":
-                raise
+        elif created.code != "BUSYGROUP":
+            raise exception_for(created)
         self._has_group = True
 
     async def _while_paused(self) -> None:

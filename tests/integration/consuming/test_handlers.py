@@ -1,0 +1,332 @@
+"""Every kind of handler: on the loop, in threads, in processes, by name, in batches, in time."""
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from chasqui import BatchError, Job
+from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, ReaderBatch
+from chasqui.queue import Queue
+from chasqui.worker import Consumer, RawJob, Worker
+from tests.integration.consuming import handlers
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+
+Start = Callable[..., Running]
+Dead = Callable[[], Awaitable[list[dict[bytes, bytes]]]]
+
+
+async def add_three(first: int, second: int, job: Job) -> int:
+    return first + second + int(job.data)
+
+
+class Callme:
+    def __call__(self, job: Job) -> int:
+        return int(job.data) * 2
+
+
+class CallmeLater:
+    async def __call__(self, job: Job) -> int:
+        return int(job.data) * 2
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize(
+    "handler",
+    [
+        handlers.double_later,
+        handlers.double,
+        Callme(),
+        CallmeLater(),
+        functools.partial(add_three, 1, 20),
+        functools.partial(functools.partial(add_three, 1), 20),
+        lambda job: handlers.double_later(job),
+    ],
+    ids=["async", "plain", "object", "async object", "partial", "partial twice", "lambda"],
+)
+async def test_whatever_can_be_called_runs(queue: Queue, start: Start, handler: Any) -> None:
+    running = start(handler, store_results=True)
+    job = await queue.add("n", 21)
+    assert await running.result(queue, job.id) == 42
+
+
+async def test_plain_functions_run_in_threads_side_by_side(queue: Queue, start: Start) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(job: Job) -> str:
+        both.wait()
+        return threading.current_thread().name
+
+    running = start(meet, store_results=True, threads=2)
+    jobs = [await queue.add("n", i) for i in range(2)]
+    names = [await running.result(queue, job.id) for job in jobs]
+    assert len(set(names)) == 2
+    assert all("chasqui-handler" in name for name in names)
+
+
+async def test_processes_run_plain_and_async_functions(queue: Queue, start: Start) -> None:
+    mapping = {
+        "pid": handlers.process_id,
+        "later": handlers.double_later,
+        "here": handlers.process_id,
+    }
+    running = start(mapping, processes={"pid": 1, "later": 1}, store_results=True)
+    pid = await queue.add("pid", None)
+    later = await queue.add("later", 4)
+    here = await queue.add("here", None)
+    assert await running.result(queue, pid.id) != os.getpid()
+    assert await running.result(queue, later.id) == 8
+    assert await running.result(queue, here.id) == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ("raise", b"ValueError: as told"),
+        ("unpicklable", b"RuntimeError: CannotBeUnpickledError: as"),
+        ("stop iteration", b"RuntimeError: StopIteration: "),
+        ("die", b"BrokenProcessPool"),
+    ],
+)
+async def test_what_fails_in_a_process_fails_here_and_the_next_job_runs(
+    queue: Queue, start: Start, dead: Dead, data: str, error: bytes
+) -> None:
+    running = start(handlers.behave, processes=1, max_attempts=1, store_results=True)
+    await queue.add("n", data)
+    await running.buried(1)
+    (buried,) = await dead()
+    assert buried[b"reason"] == b"retries_exhausted"
+    assert buried[b"error"].startswith(error)
+    job = await queue.add("n", "fine")
+    assert await running.result(queue, job.id) == "fine"
+
+
+async def test_unrecoverable_is_known_through_a_process(
+    queue: Queue, start: Start, dead: Dead
+) -> None:
+    running = start(handlers.behave, processes=1)
+    await queue.add("n", "final")
+    await running.buried(1)
+    assert (await dead())[0][b"reason"] == b"unrecoverable"
+
+
+async def test_names_choose_and_default_takes_the_rest(queue: Queue, start: Start) -> None:
+    async def a(job: Job) -> str:
+        return "a"
+
+    async def rest(job: Job) -> str:
+        return f"rest: {job.name}"
+
+    running = start({"a": a}, default=rest, store_results=True)
+    jobs = [await queue.add(name, None) for name in ("a", "b", "")]
+    found = [await running.result(queue, job.id) for job in jobs]
+    assert found == ["a", "rest: b", "rest: "]
+
+
+async def test_a_name_without_handler_is_buried(queue: Queue, start: Start, dead: Dead) -> None:
+    async def a(job: Job) -> None:
+        pass
+
+    running = start({"a": a})
+    await queue.add("b", None)
+    routed = await running.next(DlqRouted)
+    assert routed == DlqRouted("unrecoverable", 1, "b")
+    (buried,) = await dead()
+    assert buried[b"reason"] == b"unrecoverable"
+    assert buried[b"detail"] == b"no handler"
+    assert buried[b"attempts"] == b"0", "it never ran"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"handler": 5}, TypeError),
+        ({"handler": {"a": None}}, TypeError),
+        ({"handler": print, "default": print}, TypeError),
+        ({"handler": print, "concurrency": 0}, ValueError),
+        ({"handler": print, "concurrency": True}, TypeError),
+        ({"handler": print, "max_attempts": 0}, ValueError),
+        ({"handler": print, "claim_min_idle_ms": 5}, ValueError),
+        ({"handler": print, "result_ttl_ms": 0}, ValueError),
+        ({"handler": print, "consumer_id": " "}, ValueError),
+        ({"handler": print, "shutdown_deadline_s": float("nan")}, ValueError),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], error: type) -> None:
+    with pytest.raises(error):
+        Worker("queue", **options)
+
+
+# ── Batches ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_batch_is_filled_while_it_lingers(queue: Queue, start: Start) -> None:
+    sizes: list[int] = []
+
+    async def handler(jobs: list[Job]) -> list[int]:
+        sizes.append(len(jobs))
+        return [job.data * 2 for job in jobs]
+
+    added = await queue.add_bulk([{"name": "n", "data": i} for i in range(25)])
+    options = {"concurrency": 1, "batch": 10, "batch_linger_ms": 2000, "store_results": True}
+    running = start(handler, **options)
+    await running.completed(25)
+    assert sizes == [10, 10, 5]
+    results = await queue.get_job_result_bulk([job.id for job in added])
+    assert results == [i * 2 for i in range(25)]
+
+
+async def test_each_job_of_a_batch_has_its_own_fate(
+    queue: Queue, start: Start, dead: Dead, redis: Redis, keys: Any
+) -> None:
+    async def handler(jobs: list[Job]) -> None:
+        raise BatchError({job.id: ValueError(job.data) for job in jobs if job.data % 2})
+
+    jobs = await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(6)])
+    running = start(handler, batch=6, batch_linger_ms=500)
+    await running.completed(3)
+    await running.buried(3)
+    assert [one[b"error"] for one in await dead()] == [b"ValueError: %d" % i for i in (1, 3, 5)]
+    assert len(jobs) == 6
+    await until(lambda: at_rest(redis, keys), "every job of the batch is settled")
+
+
+async def test_a_batch_that_raises_fails_as_a_whole(queue: Queue, start: Start, dead: Dead) -> None:
+    def handler(jobs: list[Job]) -> None:
+        raise OSError("all of them")
+
+    await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(3)])
+    running = start(handler, batch=3, batch_linger_ms=500)
+    await running.buried(3)
+    assert {one[b"error"] for one in await dead()} == {b"OSError: all of them"}
+
+
+# ── Time limits ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_run_over_its_time_is_cancelled_and_failed(
+    queue: Queue, start: Start, dead: Dead
+) -> None:
+    seen: list[str] = []
+
+    async def handler(job: Job) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    running = start(handler, timeout_ms=50)
+    await queue.add("n", None, attempts=1)
+    outcome = await running.next(JobOutcome)
+    assert outcome.kind is OutcomeKind.ERR
+    await running.buried(1)
+    assert seen == ["cancelled"]
+    assert (await dead())[0][b"error"] == b"TimeoutError: the handler took longer than 0.05 s"
+
+
+async def test_time_limits_go_by_name(queue: Queue, start: Start) -> None:
+    async def handler(job: Job) -> str:
+        await asyncio.sleep(0.2)
+        return "done"
+
+    running = start(handler, timeout_ms={"short": 20}, store_results=True)
+    long = await queue.add("long", None)
+    await queue.add("short", None, attempts=1)
+    await running.buried(1)
+    assert await running.result(queue, long.id) == "done"
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["returns", "goes on for ever"])
+async def test_a_run_that_swallows_its_cancellation_has_failed_and_frees_its_slot(
+    queue: Queue, start: Start, goes_on: bool
+) -> None:
+    end = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.data == "fine":
+            return
+        while not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                if not goes_on:
+                    return
+
+    running = start(handler, timeout_ms=50, concurrency=1)
+    await queue.add("n", "swallow", attempts=1)
+    await running.buried(1)
+    await queue.add("n", "fine")
+    await running.completed(1)
+    end.set()
+
+
+async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
+    queue: Queue, start: Start
+) -> None:
+    """It cannot be stopped: the run has failed, and a new thread takes the next job."""
+    end = threading.Event()
+
+    def handler(job: Job) -> str:
+        if job.data == "hang":
+            end.wait(60)
+        return "done"
+
+    try:
+        running = start(handler, timeout_ms=200, concurrency=1, threads=1, store_results=True)
+        await queue.add("n", "hang", attempts=1)
+        await running.buried(1)
+        job = await queue.add("n", "fine")
+        assert await running.result(queue, job.id) == "done"
+    finally:
+        end.set()
+
+
+async def test_a_process_over_its_time_is_ended(queue: Queue, start: Start) -> None:
+    running = start(
+        handlers.behave, timeout_ms=3000, concurrency=2, processes=1, store_results=True
+    )
+    await queue.add("n", "hang", attempts=1)
+    await running.buried(1)
+    job = await queue.add("n", "fine")
+    assert await running.result(queue, job.id) == "fine"
+    assert running.worker.health() is not None
+
+
+# ── Consumer ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_consumer_hands_over_bytes_and_stores_bytes(
+    server: Any, queue: Queue, queue_name: str
+) -> None:
+    from chasqui import payload
+
+    seen: list[RawJob] = []
+
+    async def handler(job: RawJob) -> bytes:
+        seen.append(job)
+        return payload.encode("stored")
+
+    consumer = Consumer(server.url, queue_name, store_results=True, read_block_ms=200)
+    running = asyncio.ensure_future(consumer.run(handler))
+    job = await queue.add("n", {"a": 1})
+    assert await job.wait_for_result() == "stored"
+    assert (seen[0].id, seen[0].name, seen[0].attempt) == (job.id, "n", 0)
+    assert payload.decode(seen[0].payload) == {"a": 1}
+    with pytest.raises(RuntimeError):
+        await consumer.run(handler)
+    consumer.shutdown()
+    await running
+
+
+async def test_reads_are_told_to_the_sink(queue: Queue, start: Start) -> None:
+    async def handler(job: Job) -> None:
+        pass
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
+    running = start(handler)
+    assert await running.next(ReaderBatch) == ReaderBatch(5, 0)
