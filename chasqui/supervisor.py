@@ -73,6 +73,17 @@ class Supervisor:
         self._is_stopping = False
         self._code = DRAINED
 
+    @property
+    def count(self) -> int:
+        """How many processes there should be."""
+        return len(self._places)
+
+    @property
+    def running(self) -> int:
+        """How many there are that have their worker. From any thread."""
+        places = self._places
+        return sum(place.process is not None and bool(place.consumer_id) for place in places)
+
     def run(self) -> int:
         """Until SIGTERM or SIGINT, or until a process says that what was asked makes no sense."""
         for number in (signal.SIGTERM, signal.SIGINT):

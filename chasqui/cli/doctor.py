@@ -5,12 +5,13 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.output import show_all
+from chasqui.cli.rights import Rights, rights
 from chasqui.cli.run import on_server
 from chasqui.connection import Connection
 from chasqui.request import Effect, commands
@@ -20,6 +21,8 @@ from chasqui.server import ServerProfile
 _PINGS = 50
 _SLOW_MS = 20.0
 _MAX_SKEW_MS = 1000
+#: A server is short of memory from this share of its limit on.
+_FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +35,20 @@ class Finding:
     advice: str = ""
 
 
-def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
-    """Say what a server can do and what about it could lose jobs.
+def doctor(
+    queue: Annotated[
+        str, typer.Option(help="Whose keys the rights of the user are looked up for.")
+    ] = "chasqui",
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a server can do, what about it could lose jobs, and what the user may do.
 
     Exit code 1 if there is a risk. Changes nothing.
 
     Example: chasqui doctor --redis-url rediss://queue.example.com:6380
     """
-    findings = on_server(redis_url, _examine, is_reader=True)
+    findings = on_server(redis_url, lambda it: _examine(it, queue), queue=queue, is_reader=True)
     rows = [
         ("RISK" if finding.is_risk else "ok", finding.what, finding.found, finding.advice)
         for finding in findings
@@ -49,17 +58,19 @@ def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-async def _examine(connection: Connection) -> list[Finding]:
+async def _examine(connection: Connection, queue: str) -> list[Finding]:
     with _warnings_of("chasqui.server") as warned:
         profile = await connection.connect()
     info, settings = await _facts(connection)
+    lacks = () if profile.xackdel else ("xackdel",)
     return [
         _version(profile, warned),
         _capabilities(profile),
         *_persistence(info, settings),
-        _eviction(info),
+        *_memory(info),
         *_replication(info),
         *await _clock_and_latency(connection),
+        *_rights(await connection.run(rights(queue, lacks=lacks))),
     ]
 
 
@@ -86,7 +97,7 @@ class _warnings_of(logging.Handler):
 
 async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]]:
     """INFO, and the settings that it does not tell; empty where the server keeps them to itself."""
-    names = ("appendfsync", "save", "min-replicas-to-write")
+    names = ("appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
     request = commands(
         ("INFO",), *(("CONFIG", "GET", name) for name in names), effect=Effect.READ, raises=False
     )
@@ -132,22 +143,35 @@ def _persistence(info: dict[str, str], settings: dict[str, str]) -> Iterator[Fin
                 "no": "a crash of the machine loses what is not yet written: use everysec",
             }.get(fsync, ""),
         )
+        if fsync != "no" and settings.get("no-appendfsync-on-rewrite") == "yes":
+            advice = "while the file is rewritten a crash loses more: set it to no"
+            yield Finding("persistence", "no-appendfsync-on-rewrite yes", True, advice)
     else:
         snapshots = settings.get("save", "")
         found = f"snapshots only ({snapshots})" if snapshots else "none"
         lost = "all jobs since the last snapshot" if snapshots else "all jobs"
         yield Finding("persistence", found, True, f"a restart loses {lost}: set appendonly yes")
-    for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
+    for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield Finding("persistence", f"{name} {info[name]}", True, "see the server's log")
 
 
-def _eviction(info: dict[str, str]) -> Finding:
+def _memory(info: dict[str, str]) -> Iterator[Finding]:
     policy, limit = info.get("maxmemory_policy", "unknown"), int(info.get("maxmemory", "0") or 0)
     is_risk = policy not in ("noeviction", "unknown")
-    found = f"maxmemory-policy {policy}" + (f", maxmemory {limit:,} bytes" if limit else "")
-    return Finding(
-        "eviction", found, is_risk, "a full server drops jobs: set noeviction" if is_risk else ""
+    yield Finding(
+        "eviction",
+        f"maxmemory-policy {policy}",
+        is_risk,
+        "a full server drops jobs: set noeviction" if is_risk else "",
+    )
+    used = int(info.get("used_memory", "0") or 0)
+    is_short = bool(limit) and used > limit * _FULL
+    yield Finding(
+        "memory",
+        f"{used / 2**20:,.0f} MB used of {f'{limit / 2**20:,.0f} MB' if limit else 'no limit'}",
+        is_short,
+        "adds are refused when it is full" if is_short else "",
     )
 
 
@@ -186,3 +210,18 @@ async def _clock_and_latency(connection: Connection) -> list[Finding]:
             "due times given as dates will be off: set the clocks" if is_skewed else "",
         ),
     ]
+
+
+def _rights(found: Rights) -> Iterator[Finding]:
+    """What the user may be used for. Who lacks everything has no use for us at all: a risk."""
+    if found.missing is None:
+        told = "what it may do cannot be told: that takes Redis 7 and the right to ACL DRYRUN"
+        yield Finding("user", found.user, advice=told)
+        return
+    able = [role for role, missing in found.missing.items() if not missing]
+    lacks = [
+        f"{role} lacks {', '.join(missing)}" for role, missing in found.missing.items() if missing
+    ]
+    yield Finding(
+        "user", f"{found.user}: {', '.join(able) or 'no part'}", not able, "; ".join(lacks)
+    )

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from chasqui import embedded
+from chasqui.cli import logs
 from chasqui.errors import EmbeddedServerError
 
 
@@ -23,6 +24,8 @@ def server(
         Path | None,
         typer.Option("--dir", help="Where it keeps its data. Default: nowhere, it is temporary."),
     ] = None,
+    log_format: logs.LogFormat = logs.Format.text,
+    log_level: logs.LogLevel = logs.Level.info,
 ) -> None:
     """Run an embedded server until interrupted, and print its URL.
 
@@ -30,6 +33,7 @@ def server(
 
     Example: chasqui server --dir ./jobs
     """
+    logs.configure(log_format, log_level)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

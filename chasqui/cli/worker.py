@@ -1,12 +1,13 @@
 """`chasqui worker`: a program's worker as a process, or as several."""
 
-import logging
+import functools
 import os
 from typing import Annotated
 
 import typer
 
 from chasqui import runner
+from chasqui.cli import health, logs
 from chasqui.cli.options import RedisUrl
 from chasqui.runner import Recycle
 from chasqui.supervisor import Supervisor
@@ -32,7 +33,18 @@ def worker(
         int | None,
         typer.Option(min=1, metavar="MB", help="Replace a process that takes so much memory."),
     ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Answer GET /healthz there: 200, or 503 while it starts, drains or has no server.",
+        ),
+    ] = None,
     redis_url: RedisUrl = None,
+    log_format: logs.LogFormat = logs.Format.text,
+    log_level: logs.LogLevel = logs.Level.info,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain it.
 
@@ -49,17 +61,17 @@ def worker(
     """
     if redis_url is not None:
         os.environ["CHASQUI_URL"] = redis_url  # inherited by the processes, unlike an argument
+    prepare = functools.partial(logs.configure, log_format, log_level)
     prepare()
     recycle = Recycle(max_jobs, None if max_rss is None else max_rss << 20)
     if processes is None and recycle == runner.NEVER:
         loaded = runner.load_or_tell(target)
-        code = runner.FAILED if loaded is None else runner.run(loaded)
+        if loaded is None:
+            raise typer.Exit(runner.FAILED)
+        with health.serving(health_port, health.of_worker(loaded)):
+            code = runner.run(loaded)
     else:
-        code = Supervisor(target, processes or 1, recycle, prepare).run()
+        supervisor = Supervisor(target, processes or 1, recycle, prepare)
+        with health.serving(health_port, health.of_supervisor(supervisor)):
+            code = supervisor.run()
     raise typer.Exit(code)
-
-
-def prepare() -> None:
-    """In every process: log as the other commands do, and what a worker does as well."""
-    logging.basicConfig(format="chasqui: %(message)s", level=logging.WARNING)
-    logging.getLogger("chasqui").setLevel(logging.INFO)
