@@ -9,7 +9,7 @@ PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz bench servers interop-venv clean
+.PHONY: help build demo test test-fast lint types fuzz bench servers spark-venv demo-spark interop-venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -20,7 +20,7 @@ build: $(STAMP) ## Make .venv, compile the core and install chasqui into it, edi
 demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo
 
-test: build servers interop-venv ## Run the whole suite
+test: build servers interop-venv spark-venv ## Run the whole suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: build ## Run the suite without its slow tests, two at a time
@@ -41,6 +41,12 @@ bench: build ## Measure, and write down the numbers
 
 servers: build ## Get the servers the tests run on
 	@$(BIN)/python -m tests.servers get
+
+spark-venv: .venv/.spark ## Put Spark into .venv (about 1 GB)
+	@true
+
+demo-spark: spark-venv ## Take the tour of queues as DataFrames
+	@$(BIN)/python -m chasqui spark demo
 
 interop-venv: .venv-interop/.built ## Make .venv-interop, with the other implementation of the wire format
 	@true
@@ -67,6 +73,11 @@ echo "Installing chasqui and its tools into .venv; the first time takes a minute
 rm -f chasqui/_core/*.c chasqui/_core/*.so
 $(BIN)/python $(PIP) install --editable '.[dev,embedded,uvloop]'
 endef
+
+.venv/.spark: pyproject.toml | build
+	@echo "Installing Spark into .venv; the first time takes some minutes."
+	@$(BIN)/python $(PIP) install --editable '.[spark]'
+	@touch $@
 
 .venv-interop/.built: pyproject.toml | build
 	@$(call venv,.venv-interop)

@@ -1,0 +1,229 @@
+"""Holds the name of a consuming query, and its jobs, while its driver lives."""
+
+import logging
+import re
+import threading
+import time
+import uuid
+from typing import Final
+
+from chasqui import scripts
+from chasqui.blocking import BlockingConnection
+from chasqui.errors import ChasquiError, ServerError
+from chasqui.keys import Keys
+from chasqui.request import Effect, Plan, commands
+from chasqui.spark import ranges
+from chasqui.spark.link import open_connection
+from chasqui.spark.options import Options
+from chasqui.spark.ranges import Mark, Place
+
+logger = logging.getLogger(__name__)
+
+CLAIM: Final = scripts.load("spark_claim")
+ACK: Final = scripts.load("spark_ack")
+RENEW: Final = scripts.load("spark_renew")
+
+#: Jobs in one script call: a few milliseconds of the server's time.
+SLICE: Final = 1000
+
+
+class ConsumerTakenError(ChasquiError):
+    """Another query of the same name is at work."""
+
+
+class Keeper:
+    """The lease on a name, and what is done to batches under it."""
+
+    def __init__(self, options: Options) -> None:
+        assert options.consumer is not None
+        self._options = options
+        self._name = options.consumer
+        self._holder = str(uuid.uuid4())
+        self._connections: dict[str, BlockingConnection] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lost: str | None = None
+        #: The batch whose jobs are renewed.
+        self.renewed = 0
+
+    # ── Its life ────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> None:
+        """Take the name in all queues; ConsumerTakenError if another query holds it for longer
+        than one that died could."""
+        deadline_s = time.monotonic() + self._options.consumer_lease + 2
+        for queue in self._options.queue:
+            self._connections[queue] = open_connection(self._options, queue)
+            self._make_group(queue)
+            while (free_in_ms := self._lease(queue)) >= 0:
+                if time.monotonic() > deadline_s:
+                    self.close()
+                    raise ConsumerTakenError(
+                        f"another query consumes queue {queue!r} as {self._name!r}: stop it, or "
+                        "give this one another consumer"
+                    )
+                self._stopping.wait(min(free_in_ms, 500) / 1000 + 0.01)
+        self._thread = threading.Thread(
+            target=self._renew_for_ever, name=f"chasqui-lease-{self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise if the name was lost."""
+        if self._lost is not None:
+            raise ConsumerTakenError(self._lost)
+
+    def close(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        for queue, connection in self._connections.items():
+            keys = Keys(queue)
+            names = [self._lock(keys), keys.spark(f"consume:{self._name}:bell")]
+            try:
+                connection.call(
+                    scripts.call(scripts.LEASE_RELEASE, names, [self._holder], Effect.IDEMPOTENT)
+                )
+            except ChasquiError as error:
+                logger.debug("the lease of %s ends by itself: %s", self._name, error)
+            connection.close()
+        self._connections.clear()
+
+    def _lock(self, keys: Keys) -> bytes:
+        return keys.spark(f"consume:{self._name}")
+
+    def _lease(self, queue: str) -> int:
+        """-1 if the name is ours, else the milliseconds until it may be free."""
+        answer: int = self._connections[queue].call(
+            scripts.call(
+                scripts.LEASE_TAKE,
+                [self._lock(Keys(queue))],
+                [self._holder, max(1, int(self._options.consumer_lease))],
+                Effect.IDEMPOTENT,
+            )
+        )
+        return answer
+
+    def _renew_for_ever(self) -> None:
+        while not self._stopping.wait(self._options.consumer_lease / 3):
+            try:
+                for queue in self._options.queue:
+                    if self._lease(queue) >= 0:
+                        self._lost = (
+                            f"queue {queue!r} is consumed as {self._name!r} by another query now"
+                        )
+                        return
+                    self._connections[queue].run(self._renew(queue, self.renewed))
+            except ChasquiError as error:
+                logger.warning("the jobs of %s were not renewed: %s", self._name, error)
+
+    def _renew(self, queue: str, seq: int) -> Plan[None]:
+        after = b"0"
+        while after:
+            after = yield scripts.call(
+                RENEW,
+                [Keys(queue).stream],
+                [self._options.group, self.consumer(seq), after, SLICE],
+                Effect.IDEMPOTENT,
+            )
+
+    # ── Batches ─────────────────────────────────────────────────────────────────────────────────
+
+    def consumer(self, seq: int) -> str:
+        return f"spark:{self._name}:{seq}"
+
+    def batches(self, queue: str) -> list[int]:
+        """The batches that there are consumers for, the oldest first."""
+        form = re.compile(rf"spark:{re.escape(self._name)}:(\d+)")
+        reply = self._connections[queue].execute(
+            "XINFO", "CONSUMERS", Keys(queue).stream, self._options.group, effect=Effect.READ
+        )
+        found = []
+        for one in reply:
+            pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
+            if match := form.fullmatch(pairs[b"name"].decode(errors="replace")):
+                found.append(int(match[1]))
+        return sorted(found)
+
+    def holds(self, queue: str, seq: int) -> bool:
+        """Whether a batch has jobs already."""
+        return bool(self._connections[queue].run(self._pending(queue, seq, "-", 1)))
+
+    def claim(self, queue: str, seq: int, most: int) -> int:
+        """Take new jobs for a batch; how many."""
+        keys, taken = Keys(queue), 0
+        while taken < most:
+            count = min(SLICE, most - taken)
+            got = self._connections[queue].call(
+                scripts.call(
+                    CLAIM,
+                    [keys.stream, keys.paused],
+                    [self._options.group, self.consumer(seq), count],
+                    Effect.IDEMPOTENT,  # sent twice it takes more, and all of it is the batch
+                )
+            )
+            taken += got
+            if got < count:
+                break
+        return taken
+
+    def marks(self, queue: str, seq: int, step: int) -> list[Mark]:
+        """The jobs of a batch, counted."""
+        marks: list[Mark] = []
+        after = "-"
+        while ids := self._connections[queue].run(self._pending(queue, seq, after, step)):
+            marks.append(Mark(ids[-1], len(ids)))
+            after = f"({ids[-1]}"
+            if len(ids) < step:
+                break
+        return marks
+
+    def acknowledge(self, queue: str, seq: int) -> None:
+        """A batch is done."""
+        stream, consumer = Keys(queue).stream, self.consumer(seq)
+        connection = self._connections[queue]
+        arguments: list[str | int] = [self._options.group, consumer, SLICE]
+        while connection.call(scripts.call(ACK, [stream], arguments, Effect.IDEMPOTENT)):
+            pass
+        connection.execute(
+            "XGROUP",
+            "DELCONSUMER",
+            stream,
+            self._options.group,
+            consumer,
+            effect=Effect.IDEMPOTENT,
+        )
+
+    def undelivered(self, queue: str) -> int:
+        """How many jobs nobody has taken yet."""
+        stream = Keys(queue).stream
+        connection = self._connections[queue]
+        for one in connection.execute("XINFO", "GROUPS", stream, effect=Effect.READ):
+            pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
+            if pairs[b"name"].decode(errors="replace") == self._options.group:
+                behind = Place(pairs[b"last-delivered-id"].decode(), None)
+                return connection.run(ranges.walk(stream, behind, counts_loss=False)).count
+        return 0
+
+    def _pending(self, queue: str, seq: int, start: str, count: int) -> Plan[list[str]]:
+        stream = Keys(queue).stream
+        rows = yield commands(
+            ("XPENDING", stream, self._options.group, start, "+", count, self.consumer(seq)),
+            effect=Effect.READ,
+        )
+        return [row[0].decode() for row in rows]
+
+    def _make_group(self, queue: str) -> None:
+        try:
+            self._connections[queue].execute(
+                "XGROUP",
+                "CREATE",
+                Keys(queue).stream,
+                self._options.group,
+                "0",
+                "MKSTREAM",
+                effect=Effect.IDEMPOTENT,
+            )
+        except ServerError as error:
+            if "BUSYGROUP" not in str(error):
+                raise

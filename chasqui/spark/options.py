@@ -1,0 +1,407 @@
+"""The options of the format `chasqui`: one table, checked on the driver before a job starts.
+
+Spark hands options over as text with keys in any case; whoever holds an `Options` holds checked
+ones. The fields below are the table: their names in camelCase are the options' names, and
+docs/spark.md lists them from here.
+"""
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from chasqui.config import DEFAULT_URL, Endpoint
+from chasqui.keys import DEFAULT_GROUP, check_queue_name
+
+T = TypeVar("T")
+
+TABLES: Final = ("jobs", "events", "dlq", "delayed", "results", "queues")
+#: Append-only, so that they can be followed by id.
+TAIL_TABLES: Final = ("events", "dlq")
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+#: What Spark itself puts among the options of a source or sink.
+_OF_SPARK = frozenset(("checkpointlocation", "path", "queryname"))
+_ALIASES = {"subscribe": "queue", "path": "queue"}
+
+
+class OptionError(ValueError):
+    """An option that cannot be taken; the text is one sentence that names it."""
+
+
+def option(default: T, parse: Callable[[str], T], uses: str, meaning: str) -> T:
+    """A row of the table. `uses`: r batch read, s streaming read, w batch and streaming write."""
+    metadata = {"parse": parse, "uses": uses, "meaning": meaning}
+    field: T = dataclasses.field(default=default, metadata=metadata)
+    return field
+
+
+# ── How values read ─────────────────────────────────────────────────────────────────────────────
+
+
+def text(value: str) -> str | None:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def flag(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError(f"must be true or false, got {value!r}")
+    return value.lower() == "true"
+
+
+def number(least: int, most: int = 2**53) -> Callable[[str], Any]:
+    def parse(value: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", value) or not least <= int(value) <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}, got {value!r}")
+        return int(value)
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        for choice in choices:
+            if choice.lower() == value.lower():
+                return choice
+        raise ValueError(f"must be one of {', '.join(choices)}, got {value!r}")
+
+    return parse
+
+
+def seconds(value: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value)
+    if found is None:
+        raise ValueError(f"must be a time such as 500ms, 10s, 5m, 2h or 1d, got {value!r}")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def names(value: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not found:
+        raise ValueError("must name at least one")
+    return found
+
+
+def queue_names(value: str) -> tuple[str, ...]:
+    return tuple(check_queue_name(name) for name in names(value))
+
+
+def pattern(value: str) -> str | None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return value
+
+
+def offsets(value: str) -> str:
+    """`earliest`, `latest`, or a JSON object of queue to stream id."""
+    if value.lower() in ("earliest", "latest"):
+        return value.lower()
+    try:
+        given = json.loads(value)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not all(
+        isinstance(one, str) and re.fullmatch(r"\d{1,20}(-\d{1,20})?", one)
+        for one in given.values()
+    ):
+        raise ValueError(
+            f'must be earliest, latest or JSON such as {{"orders": "1794-0"}}, got {value!r}'
+        )
+    return value
+
+
+def url(value: str) -> str | None:
+    Endpoint.parse(value)
+    if "@" in urlsplit(value).netloc:
+        raise ValueError(
+            "must hold no user or password, for Spark writes options into plans and logs: put "
+            "the URL into an environment variable and name that one with urlEnv"
+        )
+    if value.startswith("embedded"):
+        raise ValueError("must name a server that executors can reach, and got embedded://")
+    return value
+
+
+# ── The table ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Checked options. Pickled to executors: holds no secret, no socket, no TLS context."""
+
+    # Where
+    url: str | None = option(None, url, "rsw", f"The server; default {DEFAULT_URL}. No password.")
+    url_env: str | None = option(
+        None,
+        text,
+        "rsw",
+        "The environment variable, on driver and executors, that holds the URL. So no secret "
+        "enters a plan, a log or a checkpoint.",
+    )
+    queue: tuple[str, ...] = option(
+        (), queue_names, "rsw", "Queues, with commas. Also `subscribe`, or what load() is given."
+    )
+    subscribe_pattern: str | None = option(
+        None, pattern, "rs", "A regular expression for whole queue names, instead of `queue`."
+    )
+    table: str = option("jobs", one_of(*TABLES), "rsw", f"What to read: {', '.join(TABLES)}.")
+    group: str = option(DEFAULT_GROUP, lambda value: text(value) or "", "rs", "The consumer group.")
+    # Reading
+    mode: str = option(
+        "tail", one_of("tail", "consume"), "s", "`consume` takes jobs as a worker does, with ack."
+    )
+    consumer: str | None = option(
+        None, text, "s", "The stable name of a consuming query; needed by mode=consume."
+    )
+    consumer_lease: float = option(
+        30.0, seconds, "s", "How long a consuming query that died keeps its name and its jobs."
+    )
+    starting_offsets: str = option(
+        "", offsets, "rs", "earliest, latest or ids by queue; default earliest, streaming latest."
+    )
+    starting_timestamp: int | None = option(
+        None, number(0), "rs", "Unix milliseconds, instead of startingOffsets."
+    )
+    ending_offsets: str = option("latest", offsets, "r", "As startingOffsets; included.")
+    ending_timestamp: int | None = option(
+        None, number(0), "r", "Unix milliseconds, included, instead of endingOffsets."
+    )
+    max_offsets_per_trigger: int = option(200_000, number(1), "s", "The most rows in a batch.")
+    min_offsets_per_trigger: int = option(
+        0, number(0), "s", "Wait for so many rows, but not longer than maxTriggerDelay."
+    )
+    max_trigger_delay: float = option(900.0, seconds, "s", "See minOffsetsPerTrigger.")
+    min_partitions: int = option(
+        0, number(1, 10_000), "rs", "At least so many tasks; default 4 once there are 4,000 rows."
+    )
+    max_records_per_partition: int = option(50_000, number(1), "rs", "The most rows of a task.")
+    fetch_count: int = option(
+        1000,
+        number(1, 100_000),
+        "rs",
+        "Entries that one command reads; more of them holds up the live workers longer.",
+    )
+    max_read_rows_per_second: int = option(
+        0, number(1), "rs", "The most rows that one task reads in a second; default no limit."
+    )
+    read_from: str = option(
+        "primary", one_of("primary", "replica"), "rs", "Read from a replica, to spare the primary."
+    )
+    fail_on_data_loss: bool = option(
+        True, flag, "rs", "Fail if entries were trimmed unread; false goes on and counts them."
+    )
+    payload_format: str = option(
+        "raw", one_of("raw", "json", "struct"), "rsw", "raw msgpack, JSON text, or payloadSchema."
+    )
+    payload_schema: str | None = option(
+        None, text, "rs", "DDL of the payload, such as `order_id bigint, to string`."
+    )
+    parse_mode: str = option(
+        "PERMISSIVE",
+        one_of("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
+        "rs",
+        "What to do with entries that cannot be read: keep their bytes in _corrupt, drop, fail.",
+    )
+    include_pending: bool = option(
+        False, flag, "r", "Jobs: who holds them. Adds consumer, deliveries, idle_ms."
+    )
+    pushdown: bool = option(
+        False,
+        flag,
+        "r",
+        "Let filters on entry_ts narrow what is read; needs "
+        "spark.sql.python.filterPushdown.enabled.",
+    )
+    job_ids: tuple[str, ...] = option((), names, "r", "Results: of these jobs.")
+    scan: bool = option(
+        False, flag, "r", "Results: of all jobs, by going through every key of the database."
+    )
+    # Writing
+    delivery: str = option(
+        "exactly_once",
+        one_of("exactly_once", "at_least_once", "dedup"),
+        "w",
+        "exactly_once stages and publishes; at_least_once adds directly; dedup adds each id once.",
+    )
+    dedup_ttl: float = option(86_400.0, seconds, "w", "How long an id stays taken with dedup.")
+    txn_app_id: str | None = option(
+        None,
+        text,
+        "w",
+        "Names the write, so that a failed job can be run again; default a new "
+        "name for each batch write, the query's id for a stream.",
+    )
+    txn_version: int = option(
+        0, number(0), "w", "Of a batch write: a version that was published is not written again."
+    )
+    stage_ttl: float = option(
+        86_400.0, seconds, "w", "How long staged rows of a failed task stay in memory."
+    )
+    max_backlog: int = option(
+        900_000,
+        number(1),
+        "w",
+        "The most jobs that may wait in the stream; other producers may trim it at 1,000,000.",
+    )
+    on_backlog: str = option(
+        "wait", one_of("wait", "fail"), "w", "At maxBacklog: wait for the workers, or fail."
+    )
+    job_name: str = option("", lambda value: text(value) or "", "w", "The name of all jobs.")
+    id_column: str = option("job_id", str, "w", "The job's id; drawn where it is null.")
+    name_column: str = option("name", str, "w", "The job's name.")
+    queue_column: str = option("queue", str, "w", "The queue of each row, if `queue` is not given.")
+    run_at_column: str = option("run_at", str, "w", "When to run it; null is now.")
+    attempts_column: str = option("attempts", str, "w", "The most runs of the job.")
+    backoff_column: str = option("backoff_ms", str, "w", "The wait before each retry.")
+    payload_column: str = option(
+        "payload", str, "w", "The payload; without such a column all others become a map."
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], use: str) -> "Options":
+        """The options that Spark hands over. `use`: r, s or w, as in the table, or rs while it is
+        not known which of them."""
+        values: dict[str, Any] = {}
+        for key, value in given.items():
+            name = key.lower()
+            row = _ROWS.get(_ALIASES.get(name, name))
+            if row is None:
+                if name in _OF_SPARK or name.startswith("spark."):
+                    continue
+                raise OptionError(_unknown(key))
+            if name == "path" and "queue" in values:
+                continue
+            if not set(use) & set(row.metadata["uses"]):
+                raise OptionError(f"option {camel(row.name)} is not for {_USES[use]}")
+            try:
+                values[row.name] = row.metadata["parse"](value)
+            except (ValueError, TypeError) as error:
+                raise OptionError(f"option {camel(row.name)}: {error}") from None
+        options = cls(**values)
+        return _checked(options, use, values)
+
+    def endpoint(self) -> Endpoint:
+        """The server. Read anew wherever it is needed: secrets stay in the environment."""
+        if self.url_env is not None:
+            return Endpoint.parse(_from_environment(self.url_env))
+        return Endpoint.parse(self.url or DEFAULT_URL)
+
+
+_USES = {"r": "batch reads", "s": "streaming reads", "rs": "reads", "w": "writes"}
+
+
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+_ROWS = {camel(row.name).lower(): row for row in dataclasses.fields(Options)}
+
+
+def _unknown(key: str) -> str:
+    every = {camel(row.name).lower(): camel(row.name) for row in _ROWS.values()}
+    near = difflib.get_close_matches(key.lower(), every, 1)
+    return f"there is no option {key!r}" + (f"; did you mean {every[near[0]]}?" if near else "")
+
+
+def _from_environment(variable: str) -> str:
+    value = os.environ.get(variable)
+    if not value:
+        raise OptionError(
+            f"option urlEnv names the environment variable {variable}, and it is not set here: "
+            "set it before the session starts, on executors with spark.executorEnv"
+        )
+    try:
+        Endpoint.parse(value)
+    except ValueError as error:
+        raise OptionError(f"the environment variable {variable}: {error}") from None
+    return value
+
+
+def _checked(options: Options, use: str, given: Mapping[str, Any]) -> Options:
+    """The options with what depends on others filled in."""
+    if options.url is not None and options.url_env is not None:
+        raise OptionError("give either url or urlEnv, not both")
+    options.endpoint()
+    if options.starting_timestamp is not None and "starting_offsets" in given:
+        raise OptionError("give either startingOffsets or startingTimestamp, not both")
+    if options.ending_timestamp is not None and "ending_offsets" in given:
+        raise OptionError("give either endingOffsets or endingTimestamp, not both")
+    if not options.starting_offsets:
+        start = "latest" if use == "s" else "earliest"
+        options = dataclasses.replace(options, starting_offsets=start)
+    if options.payload_format == "struct" and use != "w" and options.payload_schema is None:
+        raise OptionError("payloadFormat=struct needs payloadSchema")
+    if options.payload_schema is not None and options.payload_format != "struct":
+        options = dataclasses.replace(options, payload_format="struct")
+    if use == "w":
+        _check_write(options)
+    else:
+        _check_read(options, use)
+    return options
+
+
+def _check_read(options: Options, use: str) -> None:
+    if options.queue and options.subscribe_pattern:
+        raise OptionError("give either queue or subscribePattern, not both")
+    if not options.queue and not options.subscribe_pattern and options.table != "queues":
+        raise OptionError("say which queue to read: option queue, or load(<queue>)")
+    if use == "s" and options.mode == "tail" and options.table not in TAIL_TABLES:
+        raise OptionError(
+            f"table {options.table} cannot be followed as a stream: say table=events or table=dlq"
+            + (", or mode=consume to take jobs as a worker does" if options.table == "jobs" else "")
+        )
+    if options.mode == "consume":
+        if options.table != "jobs":
+            raise OptionError("mode=consume is for table=jobs")
+        if options.consumer is None:
+            raise OptionError("mode=consume needs consumer, a stable name for this query")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", options.consumer):
+            raise OptionError("option consumer: must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
+        if options.consumer_lease < 1:
+            raise OptionError("option consumerLease: must be at least 1s")
+        if not options.queue:
+            raise OptionError("mode=consume needs queue: a pattern may change what it matches")
+        if options.read_from == "replica":
+            raise OptionError("mode=consume writes, so it cannot read from a replica")
+    if options.table == "results" and not (options.job_ids or options.scan):
+        raise OptionError(
+            "table results needs jobIds, or scan=true to go through all keys of the database; "
+            "chasqui.spark.with_results(df) joins results to rows"
+        )
+
+
+def _check_write(options: Options) -> None:
+    if options.table != "jobs":
+        raise OptionError(f"only table jobs can be written, not {options.table}")
+    if len(options.queue) > 1:
+        raise OptionError("name one queue to write to, or give each row its own with queueColumn")
+    if options.payload_format == "struct":
+        raise OptionError("payloadFormat=struct is for reads; a struct column is written as it is")
+
+
+def table_of_options() -> list[tuple[str, str, str, str]]:
+    """Per option: name, default, where it is taken, meaning. docs/spark.md is made from it."""
+    blank = Options()
+    rows = []
+    for row in dataclasses.fields(Options):
+        default = getattr(blank, row.name)
+        shown = str(default).lower() if isinstance(default, bool) else default or "-"
+        if row.metadata["parse"] is seconds:
+            shown = f"{default:g}s"
+        uses = row.metadata["uses"]
+        where = ", ".join(word for letter, word in _SHORT.items() if letter in uses)
+        rows.append((camel(row.name), str(shown), where, row.metadata["meaning"]))
+    return rows
+
+
+_SHORT = {"r": "read", "s": "readStream", "w": "write"}

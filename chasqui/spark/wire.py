@@ -1,0 +1,465 @@
+"""Entries to Arrow columns: whole columns at a time, no dict and no object per row for events.
+
+A decoder is made for the columns that are wanted and fills only those. Bytes go straight into
+Arrow, which checks their UTF-8; what is no UTF-8, or no number, is looked at again value by value,
+so that one odd row costs itself and not the page.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from chasqui import keys
+from chasqui._core.entry import Entry, EntryBuilder
+from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
+from chasqui.errors import ChasquiError, PayloadError
+from chasqui.payload import decode
+from chasqui.spark.options import Options
+from chasqui.spark.schemas import PAYLOADS, arrow_schema
+
+#: The last moment that Python can show; beyond it a time is taken for damaged.
+MAX_MS: Final = 253_402_300_799_999
+_ANY_SIZE = 1 << 40
+_EVENT_FIELDS: Final = {
+    "event": keys.EVENT,
+    "job_id": keys.EVENT_JOB_ID,
+    "ts": keys.EVENT_TS,
+    "name": keys.NAME,
+    "attempt": keys.EVENT_ATTEMPT,
+    "duration_us": keys.EVENT_DURATION_US,
+    "backoff_ms": keys.EVENT_BACKOFF_MS,
+    "delay_ms": keys.EVENT_DELAY_MS,
+    "reason": keys.REASON,
+}
+_DLQ_FIELDS: Final = {
+    "source_id": keys.SOURCE_ID,
+    "reason": keys.REASON,
+    "detail": keys.DETAIL,
+    "error": keys.ERROR,
+}
+
+
+class CorruptEntryError(ChasquiError):
+    """An entry cannot be read, and the query asked to fail then."""
+
+
+# ── Values to arrays ────────────────────────────────────────────────────────────────────────────
+
+
+def texts(values: Sequence[bytes | str | None]) -> Any:
+    """Text out of UTF-8 bytes; what is no UTF-8 gets replacement characters."""
+    try:
+        return pa.array(values, pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [one.decode(errors="replace") if isinstance(one, bytes) else one for one in values],
+            pa.string(),
+        )
+
+
+def integers(values: Sequence[bytes | None], kind: Any) -> Any:
+    """Numbers out of decimals; what is none becomes null."""
+    try:
+        return pa.array(values, pa.string()).cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([_number(one, kind) for one in values], kind)
+
+
+def _number(value: bytes | None, kind: Any) -> int | None:
+    most = 2**31 if kind == pa.int32() else 2**63
+    try:
+        number = int(value) if value is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and -most <= number < most else None
+
+
+def moments(values_ms: Iterable[int | None], kind: Any) -> Any:
+    """Times out of unix milliseconds."""
+    return pa.array(
+        [None if ms is None or not 0 <= ms <= MAX_MS else ms * 1000 for ms in values_ms], kind
+    )
+
+
+def moments_of_ids(ids: Sequence[bytes], kind: Any) -> Any:
+    """The times in stream ids."""
+    return moments((int(one.partition(b"-")[0]) for one in ids), kind)
+
+
+_ULID_VALUES: Any = np.full(256, -1, np.int64)
+for _value, _char in enumerate(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"):
+    _ULID_VALUES[_char] = _value
+    _ULID_VALUES[ord(chr(_char).lower())] = _value
+_ULID_WEIGHTS: Any = 32 ** np.arange(9, -1, -1, dtype=np.int64)
+
+
+def moments_of_ulids(ids: Sequence[bytes | None], kind: Any) -> Any:
+    """When jobs were created, from ids that are ULIDs; null for other ids."""
+    rows = [i for i, one in enumerate(ids) if one is not None and len(one) == 26]
+    out: list[int | None] = [None] * len(ids)
+    if rows:
+        chars = np.frombuffer(b"".join(ids[i] or b"" for i in rows), np.uint8).reshape(-1, 26)
+        digits = _ULID_VALUES[chars]
+        is_ulid = (digits >= 0).all(axis=1)
+        times = (digits[:, :10] * _ULID_WEIGHTS).sum(axis=1)
+        for row, ms, good in zip(rows, times.tolist(), is_ulid.tolist(), strict=True):
+            if good:
+                out[row] = ms
+    return moments(out, kind)
+
+
+# ── Decoders ────────────────────────────────────────────────────────────────────────────────────
+
+
+def decoder_of(options: Options, schema: StructType) -> "EventDecoder | JobDecoder":
+    """The decoder of a stream table's pages."""
+    if options.table == "events":
+        return EventDecoder(schema)
+    return JobDecoder(options, schema)
+
+
+class EventDecoder:
+    """Pages of the events stream, as plain replies of XRANGE."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._schema = arrow_schema(schema)
+        wanted = set(self._schema.names)
+        self._fields = {
+            field: column
+            for column, field in _EVENT_FIELDS.items()
+            if column in wanted or (column == "job_id" and "job_created_at" in wanted)
+        }
+        self._ignored = frozenset(_EVENT_FIELDS.values()) - self._fields.keys()
+        self._wants_extra = "extra" in wanted
+
+    builder = None
+
+    @staticmethod
+    def last_id(page: list[Any]) -> bytes:
+        last: bytes = page[-1][0]
+        return last
+
+    def batch(self, queue: str, page: list[Any]) -> Any:
+        """A page as a record batch."""
+        size = len(page)
+        columns: dict[str, list[Any]] = {name: [None] * size for name in self._fields.values()}
+        slots = {field: columns[name] for field, name in self._fields.items()}
+        ids: list[bytes] = []
+        extra: list[tuple[int, bytes, bytes]] = []
+        ignored, wants_extra = self._ignored, self._wants_extra
+        find = slots.get
+        for row, (entry_id, fields) in enumerate(page):
+            ids.append(entry_id)
+            pairs = iter(fields)
+            for field, value in zip(pairs, pairs, strict=True):
+                slot = find(field)
+                if slot is not None:
+                    slot[row] = value
+                elif wants_extra and field not in ignored:
+                    extra.append((row, field, value))
+        return pa.RecordBatch.from_arrays(
+            [self._array(column, queue, size, ids, columns, extra) for column in self._schema],
+            schema=self._schema,
+        )
+
+    def _array(
+        self,
+        column: Any,
+        queue: str,
+        size: int,
+        ids: list[bytes],
+        columns: dict[str, list[Any]],
+        extra: list[tuple[int, bytes, bytes]],
+    ) -> Any:
+        name, kind = column.name, column.type
+        if name == "queue":
+            return pa.repeat(pa.scalar(queue, pa.string()), size)
+        if name == "entry_id":
+            return texts(ids)
+        if name == "entry_ts":
+            return moments_of_ids(ids, kind)
+        if name == "job_created_at":
+            return moments_of_ulids(columns["job_id"], kind)
+        if name == "extra":
+            return _maps(size, extra, kind)
+        values = columns[name]
+        if name == "ts":
+            return pc.multiply(integers(values, pa.int64()), 1000).cast(kind)
+        if pa.types.is_integer(kind):
+            return integers(values, kind)
+        return texts(values)
+
+
+def _maps(size: int, found: list[tuple[int, bytes, bytes]], kind: Any) -> Any:
+    counts: Any = np.zeros(size + 1, np.int32)
+    for row, _, _ in found:
+        counts[row + 1] += 1
+    offsets = pa.array(np.cumsum(counts, dtype=np.int32), pa.int32())
+    names = texts([field for _, field, _ in found])
+    values = texts([value for _, _, value in found])
+    return pa.MapArray.from_arrays(offsets, names, values, type=kind)
+
+
+class JobDecoder:
+    """Pages of jobs: entries of the stream or the dead-letter queue, members of the delayed set."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._schema = arrow_schema(schema)
+        self._table = options.table
+        self._format = options.payload_format
+        self._parse_mode = options.parse_mode
+
+    @property
+    def builder(self) -> EntryBuilder:
+        return EntryBuilder("range", _ANY_SIZE)
+
+    @staticmethod
+    def last_id(page: list[Any]) -> bytes:
+        last: bytes = page[-1].id
+        return last
+
+    def batch(
+        self,
+        queue: str,
+        page: list[Entry],
+        held: dict[bytes, tuple[str, int, int]] | None = None,
+    ) -> Any:
+        """A page of entries as a record batch. `held`: per entry id its consumer, deliveries and
+        idle time."""
+        entries = [entry for entry in page if entry is not None and entry.fault != "gone"]
+        ids = [entry.id for entry in entries]
+        good = [entry.fault is None for entry in entries]
+        corrupt = {i: entries[i].envelope or b"" for i, is_good in enumerate(good) if not is_good}
+        raw = _Raw(
+            queue=queue,
+            job_ids=[entry.job_id or None for entry in entries],
+            names=[entry.name for entry in entries],
+            payloads=[e.payload if ok else None for e, ok in zip(entries, good, strict=True)],
+            created=[e.created_at_ms if ok else None for e, ok in zip(entries, good, strict=True)],
+            attempts=[e.attempt if ok else None for e, ok in zip(entries, good, strict=True)],
+            retries=[entry.retry for entry in entries],
+            envelopes=[entry.envelope for entry in entries],
+            corrupt=corrupt,
+        )
+        own: dict[str, Callable[[Any], Any]] = {
+            "entry_id": lambda kind: texts(ids),
+            "entry_ts": lambda kind: moments_of_ids(ids, kind),
+        }
+        for name, field in _DLQ_FIELDS.items():
+            own[name] = partial(_extra, entries, field)
+        if held is not None:
+            nobody = (None, None, None)
+            owners = [held.get(one, nobody) for one in ids]
+            for place, name in enumerate(("consumer", "deliveries", "idle_ms")):
+                own[name] = partial(pa.array, [owner[place] for owner in owners])
+        return self._build(raw, own, lambda i: ids[i].decode())
+
+    def delayed_batch(self, queue: str, members: list[tuple[bytes, float]]) -> Any:
+        """Members of the delayed set, with their scores, as a record batch."""
+        found: list[Any] = []
+        names: list[str | None] = []
+        corrupt: dict[int, bytes] = {}
+        for i, (member, _) in enumerate(members):
+            try:
+                name, encoded = decode_delayed_member(member)
+                names.append(name)
+                found.append((encoded, decode_envelope(encoded)))
+            except EnvelopeError:
+                if len(names) == i:
+                    names.append(None)
+                found.append(None)
+                corrupt[i] = member
+        raw = _Raw(
+            queue=queue,
+            job_ids=[one and one[1].id for one in found],
+            names=names,
+            payloads=[one and one[1].payload for one in found],
+            created=[one and one[1].created_at_ms for one in found],
+            attempts=[one and one[1].attempt for one in found],
+            retries=[one and one[1].retry for one in found],
+            envelopes=[one and one[0] for one in found],
+            corrupt=corrupt,
+        )
+        dues = [int(score) for _, score in members]
+        return self._build(
+            raw, {"run_at": lambda kind: moments(dues, kind)}, lambda i: f"due {dues[i]}"
+        )
+
+    def results_batch(self, queue: str, rows: list[tuple[bytes, bytes, int]]) -> Any:
+        """Stored results (job id, value, milliseconds left) as a record batch."""
+        raw = _Raw(
+            queue=queue,
+            job_ids=[job_id for job_id, _, _ in rows],
+            names=[],
+            payloads=[value for _, value, _ in rows],
+            created=[],
+            attempts=[],
+            retries=[],
+            envelopes=[value for _, value, _ in rows],
+            corrupt={},
+        )
+        ttls = [ttl_ms if ttl_ms >= 0 else None for _, _, ttl_ms in rows]
+        return self._build(
+            raw, {"ttl_ms": lambda kind: pa.array(ttls, kind)}, lambda i: str(rows[i][0])
+        )
+
+    def _build(
+        self, raw: "_Raw", own: dict[str, Callable[[Any], Any]], place: Callable[[int], str]
+    ) -> Any:
+        shaped = PAYLOADS[self._table]
+        arrays: dict[str, Any] = {}
+        for column in self._schema:  # the payload first: it may find more that is corrupt
+            if column.name == shaped:
+                arrays[shaped] = self._payloads(raw, column.type)
+        if raw.corrupt and self._parse_mode == "FAILFAST":
+            first = min(raw.corrupt)
+            raise CorruptEntryError(
+                f"an entry of {self._table} of queue {raw.queue!r} cannot be read: {place(first)}"
+            )
+        size = len(raw.job_ids)
+        for column in self._schema:
+            name = column.name
+            if name in own:
+                arrays[name] = own[name](column.type)
+            elif name not in arrays:
+                arrays[name] = raw.array(name, column.type, size)
+        batch = pa.RecordBatch.from_arrays(
+            [arrays[column.name] for column in self._schema], schema=self._schema
+        )
+        if raw.corrupt and self._parse_mode == "DROPMALFORMED":
+            batch = batch.filter(pa.array([i not in raw.corrupt for i in range(size)]))
+        return batch
+
+    def _payloads(self, raw: "_Raw", kind: Any) -> Any:
+        if self._format == "raw":
+            return pa.array(raw.payloads, kind)
+        values: list[Any] = [None] * len(raw.payloads)
+        for i, data in enumerate(raw.payloads):
+            if data is None:
+                continue
+            try:
+                value = decode(data, max_bytes=_ANY_SIZE)
+                if self._format == "json":
+                    values[i] = json.dumps(value, ensure_ascii=False, default=_json_of)
+                elif isinstance(value, dict):
+                    values[i] = value
+                else:
+                    raw.spoil(i)
+            except (PayloadError, TypeError, ValueError):
+                raw.spoil(i)
+        if self._format == "json":
+            return pa.array(values, kind)
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return self._one_by_one(values, kind, raw)
+
+    @staticmethod
+    def _one_by_one(values: list[Any], kind: Any, raw: "_Raw") -> Any:
+        for i, value in enumerate(values):
+            try:
+                pa.array([value], kind)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                values[i] = None
+                raw.spoil(i)
+        return pa.array(values, kind)
+
+
+class _Raw:
+    """Jobs as lists, before they become arrays."""
+
+    __slots__ = (
+        "attempts",
+        "corrupt",
+        "created",
+        "envelopes",
+        "job_ids",
+        "names",
+        "payloads",
+        "queue",
+        "retries",
+    )
+
+    def __init__(
+        self,
+        *,
+        queue: str,
+        job_ids: list[Any],
+        names: list[str | None],
+        payloads: list[bytes | None],
+        created: list[int | None],
+        attempts: list[int | None],
+        retries: list[Any],
+        envelopes: list[bytes | None],
+        corrupt: dict[int, bytes],
+    ) -> None:
+        self.queue = queue
+        self.job_ids = job_ids
+        self.names = names
+        self.payloads = payloads
+        self.created = created
+        self.attempts = attempts
+        self.retries = retries
+        self.envelopes = envelopes
+        #: By row, the bytes that could not be read.
+        self.corrupt = corrupt
+
+    def spoil(self, row: int) -> None:
+        self.corrupt[row] = self.envelopes[row] or b""
+
+    def array(self, name: str, kind: Any, size: int) -> Any:
+        if name == "queue":
+            return pa.repeat(pa.scalar(self.queue, pa.string()), size)
+        if name == "job_id":
+            return texts(self.job_ids)
+        if name == "name":
+            return texts(self.names)
+        if name == "created_at":
+            return moments(self.created, kind)
+        if name == "attempt":
+            return pa.array([None if n is None else min(n, 2**31 - 1) for n in self.attempts], kind)
+        if name == "retry":
+            if not any(self.retries):
+                return pa.nulls(size, kind)
+            return pa.array([_retry(one) for one in self.retries], kind)
+        assert name == "_corrupt", name
+        if not self.corrupt:
+            return pa.nulls(size, kind)
+        return pa.array([self.corrupt.get(i) for i in range(size)], kind)
+
+
+def _extra(entries: list[Entry], field: bytes, kind: Any) -> Any:
+    return texts([(entry.extra or {}).get(field) for entry in entries])
+
+
+def _retry(retry: Any) -> dict[str, Any] | None:
+    if retry is None:
+        return None
+    max_attempts, backoff = retry
+    kind, delay_ms, max_delay_ms, multiplier, jitter_ms = backoff or (None,) * 5
+    return {
+        "max_attempts": max_attempts,
+        "backoff_kind": kind,
+        "delay_ms": _bounded(delay_ms),
+        "max_delay_ms": _bounded(max_delay_ms),
+        "multiplier": multiplier,
+        "jitter_ms": _bounded(jitter_ms),
+    }
+
+
+def _bounded(value: int | None) -> int | None:
+    return None if value is None else min(value, 2**63 - 1)
+
+
+def _json_of(value: object) -> str:
+    """Bytes as base64, as Spark's own to_json writes them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError

@@ -1,0 +1,10 @@
+"""Lets Spark find the format `chasqui` by name; `chasqui.spark.register` is the sure way.
+
+Spark imports every `pyspark_*` package when it looks for a format, and one that fails hides all
+others: so this one never fails.
+"""
+
+import contextlib
+
+with contextlib.suppress(Exception):
+    from chasqui.spark.source import ChasquiDataSource as DefaultSource  # noqa: F401
