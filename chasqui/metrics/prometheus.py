@@ -1,0 +1,321 @@
+"""Metrics for Prometheus: what a worker does, counted; what queues hold, read when scraped.
+
+Needs the extra `prometheus`. The names that start with `chasquimq_` are those of chasquimq, so
+dashboards made for it go on working; `chasqui_` are ours.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from chasqui.metrics.sink import (
+    DlqRouted,
+    JobOutcome,
+    LockOutcome,
+    MetricsSink,
+    OutcomeKind,
+    PromoterTick,
+    ReaderBatch,
+    RetryScheduled,
+)
+
+#: From a handler that only looks something up to one that renders a film.
+DURATION_BUCKETS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+BACKOFF_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+BATCH_BUCKETS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1000.0)
+#: A loop that answers later than this is told to be this late.
+LOOP_LAG_MAX_S: Final = 1.0
+
+
+class Families:
+    """The metrics of one registry: made once, whoever counts on them."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        labels: Sequence[str],
+        duration_buckets_s: Sequence[float],
+    ) -> None:
+        def make(kind: type[Any], name: str, text: str, *own: str, **options: Any) -> Any:
+            return kind(name, text, (*own, *labels), registry=registry, **options)
+
+        self.labels = tuple(labels)
+        self.completed = make(
+            Counter, "chasquimq_jobs_completed", "Runs whose handler returned.", "name"
+        )
+        self.failed = make(
+            Counter, "chasquimq_jobs_failed", "Runs whose handler raised.", "name", "kind"
+        )
+        self.duration = make(
+            Histogram,
+            "chasquimq_handler_duration_seconds",
+            "How long handlers ran.",
+            "name",
+            buckets=duration_buckets_s,
+        )
+        self.retries = make(
+            Counter, "chasquimq_retries_scheduled", "Failed jobs that will run again.", "name"
+        )
+        self.backoff = make(
+            Histogram,
+            "chasquimq_retry_backoff_seconds",
+            "How long failed jobs wait before they run again.",
+            buckets=BACKOFF_BUCKETS_S,
+        )
+        self.dlq = make(
+            Counter,
+            "chasquimq_dlq_routed",
+            "Jobs that went to the dead-letter queue.",
+            "reason",
+            "name",
+        )
+        self.batch_size = make(
+            Histogram, "chasquimq_consumer_batch_size", "Jobs per read.", buckets=BATCH_BUCKETS
+        )
+        self.reclaimed = make(
+            Counter, "chasquimq_consumer_reclaimed", "Jobs taken over from other consumers."
+        )
+        self.promoted = make(
+            Counter, "chasquimq_promoter_promoted", "Delayed jobs moved to the stream."
+        )
+        self.delayed_depth = make(
+            Gauge, "chasquimq_delayed_zset_depth", "Delayed jobs, as the promoter last saw them."
+        )
+        self.delayed_lag_ms = make(
+            Gauge,
+            "chasquimq_promoter_oldest_pending_lag_ms",
+            "How long the first delayed job was overdue when the promoter last looked.",
+        )
+        self.lock_acquired = make(
+            Counter, "chasquimq_promoter_lock_acquired", "Times that this promoter began to lead."
+        )
+        self.lock_lost = make(
+            Counter, "chasquimq_promoter_lock_lost", "Times that this promoter ceased to lead."
+        )
+
+
+_families: WeakKeyDictionary[CollectorRegistry, Families] = WeakKeyDictionary()
+
+
+class PrometheusSink(MetricsSink):
+    """Counts what workers do, in a registry of prometheus_client.
+
+    Several workers may share one sink, or one registry. With `queue` every metric carries that as
+    a label. `duration_buckets_s` is for the first sink of a registry to say.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        queue: str | None = None,
+        duration_buckets_s: Sequence[float] = DURATION_BUCKETS_S,
+    ) -> None:
+        labels = () if queue is None else ("queue",)
+        families = _families.get(registry)
+        if families is None:
+            families = _families[registry] = Families(registry, labels, duration_buckets_s)
+        elif families.labels != labels:
+            raise ValueError(
+                "the sinks of one registry must all have a queue, or none of them: "
+                "give this one a CollectorRegistry of its own"
+            )
+        self._families = families
+        self._registry = registry
+        self._queue = {} if queue is None else {"queue": queue}
+        self._is_leader = False
+
+    def watch(self, worker: "Watched") -> None:
+        """Also tell, when scraped, how a worker is doing. Call it on the worker's event loop."""
+        self._registry.register(WorkerCollector(worker, self._queue))
+
+    # ── What a sink gets ────────────────────────────────────────────────────────────────────────
+
+    def promoter_tick(self, tick: PromoterTick, /) -> None:
+        families = self._families
+        self._of(families.promoted).inc(tick.promoted)
+        self._of(families.delayed_depth).set(tick.depth)
+        self._of(families.delayed_lag_ms).set(tick.oldest_pending_lag_ms)
+
+    def promoter_lock_outcome(self, outcome: LockOutcome, /) -> None:
+        if outcome is LockOutcome.ACQUIRED:
+            self._of(self._families.lock_acquired).inc()
+        elif self._is_leader:
+            self._of(self._families.lock_lost).inc()
+        self._is_leader = outcome is LockOutcome.ACQUIRED
+
+    def reader_batch(self, batch: ReaderBatch, /) -> None:
+        self._of(self._families.batch_size).observe(batch.size)
+        if batch.reclaimed:
+            self._of(self._families.reclaimed).inc(batch.reclaimed)
+
+    def job_outcome(self, outcome: JobOutcome, /) -> None:
+        families, name = self._families, outcome.name
+        if outcome.kind is OutcomeKind.OK:
+            self._of(families.completed, name=name).inc()
+        else:
+            self._of(families.failed, name=name, kind=outcome.kind.value).inc()
+        self._of(families.duration, name=name).observe(outcome.handler_duration_us / 1e6)
+
+    def retry_scheduled(self, retry: RetryScheduled, /) -> None:
+        self._of(self._families.retries, name=retry.name).inc()
+        self._of(self._families.backoff).observe(retry.backoff_ms / 1000)
+
+    def dlq_routed(self, routed: DlqRouted, /) -> None:
+        self._of(self._families.dlq, reason=routed.reason, name=routed.name).inc()
+
+    def _of(self, metric: Any, **labels: str) -> Any:
+        labels |= self._queue
+        return metric.labels(**labels) if labels else metric
+
+
+class HealthLike(Protocol):
+    """What is told of a worker."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def prefetched(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def last_read_age_s(self) -> float: ...
+    @property
+    def oldest_running_s(self) -> float: ...
+
+
+class Watched(Protocol):
+    """A worker."""
+
+    def health(self) -> HealthLike | None: ...
+
+
+class WorkerCollector(Collector):
+    """Reads a worker's health when scraped."""
+
+    def __init__(self, worker: Watched, labels: dict[str, str]) -> None:
+        self._worker = worker
+        self._labels = labels
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        health = self._worker.health()
+        if health is None:
+            return
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "running", "Handlers that run now.", health.running),
+            (GaugeMetricFamily, "prefetched", "Jobs in hand, not begun.", health.prefetched),
+            (
+                CounterMetricFamily,
+                "lease_losses",
+                "Jobs that other workers took over while this one had them.",
+                health.lost,
+            ),
+            (
+                GaugeMetricFamily,
+                "last_read_age_seconds",
+                "Since a read of the stream last came back.",
+                health.last_read_age_s,
+            ),
+            (
+                GaugeMetricFamily,
+                "oldest_run_seconds",
+                "How long the longest run has been going on.",
+                health.oldest_running_s,
+            ),
+            (
+                GaugeMetricFamily,
+                "loop_lag_seconds",
+                "How late the event loop is.",
+                self._loop_lag_s(),
+            ),
+        ):
+            family: Any = kind(f"chasqui_worker_{name}", text, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), value)
+            yield family
+
+    def _loop_lag_s(self) -> float:
+        """How long the loop takes to answer. Asked from its own thread, it cannot be late."""
+        if threading.get_ident() == self._thread_id or self._loop.is_closed():
+            return 0.0
+        answered = threading.Event()
+        started_s = time.perf_counter()
+        self._loop.call_soon_threadsafe(answered.set)
+        answered.wait(LOOP_LAG_MAX_S)
+        return time.perf_counter() - started_s
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReading:
+    """What one queue holds."""
+
+    queue: str
+    waiting: int
+    pending: int
+    delayed: int
+    dlq: int
+    repeatables: int
+    is_paused: bool
+    oldest_wait_s: float
+    delayed_lag_s: float
+
+
+#: Of each gauge: its name, the reading it shows, and what that is.
+QUEUE_GAUGES: Final = (
+    ("chasqui_queue_waiting", "waiting", "Jobs in the stream that no worker has."),
+    ("chasqui_queue_pending", "pending", "Jobs that workers have and that are not done."),
+    ("chasqui_queue_delayed", "delayed", "Jobs that are not due yet, retries included."),
+    ("chasqui_queue_dlq", "dlq", "Jobs in the dead-letter queue."),
+    ("chasqui_queue_repeatables", "repeatables", "Repeatable jobs."),
+    ("chasqui_queue_paused", "is_paused", "1 while workers read nothing new."),
+    (
+        "chasqui_queue_oldest_wait_seconds",
+        "oldest_wait_s",
+        "How long the oldest job has been in the stream, waiting or running.",
+    ),
+    (
+        "chasqui_queue_delayed_lag_seconds",
+        "delayed_lag_s",
+        "How long the first delayed job has been overdue.",
+    ),
+)
+
+
+class QueueCollector(Collector):
+    """Reads queues when scraped. `read` gives the readings, or raises where it cannot."""
+
+    def __init__(self, read: Callable[[], Iterable[QueueReading]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            readings = list(self._read())
+        except Exception:
+            readings = []
+            is_up = 0
+        else:
+            is_up = 1
+        yield GaugeMetricFamily("chasqui_up", "1 if the server could be read.", is_up)
+        for name, reading, text in QUEUE_GAUGES:
+            family = GaugeMetricFamily(name, text, labels=["queue"])
+            for one in readings:
+                family.add_metric([one.queue], float(getattr(one, reading)))
+            yield family

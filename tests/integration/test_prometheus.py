@@ -1,0 +1,257 @@
+"""Prometheus: what its own parser reads is what happened."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chasqui import Queue, Worker
+from chasqui.exporter import Exporter
+from chasqui.metrics import JobOutcome, LockOutcome, PromoterTick
+from chasqui.metrics.prometheus import PrometheusSink
+from chasqui.metrics.testing import InMemorySink
+from tests.servers import Server
+
+#: As they are documented.
+CHASQUIMQ_SAMPLES = {
+    "chasquimq_jobs_completed_total",
+    "chasquimq_jobs_failed_total",
+    "chasquimq_handler_duration_seconds_bucket",
+    "chasquimq_retries_scheduled_total",
+    "chasquimq_retry_backoff_seconds_bucket",
+    "chasquimq_dlq_routed_total",
+    "chasquimq_consumer_batch_size_bucket",
+    "chasquimq_consumer_reclaimed_total",
+    "chasquimq_promoter_promoted_total",
+    "chasquimq_delayed_zset_depth",
+    "chasquimq_promoter_oldest_pending_lag_ms",
+    "chasquimq_promoter_lock_acquired_total",
+    "chasquimq_promoter_lock_lost_total",
+}
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: str) -> Samples:
+    """Every sample by its name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scrape(registry: CollectorRegistry) -> Samples:
+    return parse(generate_latest(registry).decode())
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+class Both(InMemorySink):
+    """Tells another sink as well."""
+
+    def __init__(self, other: PrometheusSink) -> None:
+        super().__init__()
+        self.other = other
+
+    def _keep(self, record: object) -> None:
+        method = {
+            "PromoterTick": "promoter_tick",
+            "LockOutcome": "promoter_lock_outcome",
+            "ReaderBatch": "reader_batch",
+            "JobOutcome": "job_outcome",
+            "RetryScheduled": "retry_scheduled",
+            "DlqRouted": "dlq_routed",
+        }[type(record).__name__]
+        getattr(self.other, method)(record)
+        super()._keep(record)
+
+
+async def test_a_scrape_counts_what_happened(
+    redis_86: Server, queue_name: str, registry: CollectorRegistry
+) -> None:
+    runs = 0
+
+    async def handler(job: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if job.name == "bad" or (job.name == "once" and job.attempt == 0):
+            raise ValueError("no")
+
+    both = Both(PrometheusSink(registry=registry))
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        await queue.add_bulk([{"name": "good", "data": i} for i in range(50)])
+        await queue.add_bulk(
+            [{"name": "once", "data": i, "backoff": 1, "attempts": 3} for i in range(5)]
+        )
+        await queue.add_bulk([{"name": "bad", "data": i, "attempts": 1} for i in range(3)])
+        worker = Worker(queue_name, handler, redis_url=redis_86.url, metrics=both)
+        running = asyncio.create_task(worker.run())
+        for _ in range(63):
+            await both.next(JobOutcome)
+        await worker.close()
+        await running
+        dead = (await queue.counts()).dlq
+    seen = scrape(registry)
+
+    def total(metric: str, **labels: str) -> float:
+        return sum(
+            value
+            for (sample, at), value in seen.items()
+            if sample == metric and labels.items() <= dict(at).items()
+        )
+
+    assert total("chasquimq_jobs_completed_total") == both.jobs_completed == 55
+    assert total("chasquimq_jobs_completed_total", name="once") == 5
+    assert total("chasquimq_jobs_failed_total") == both.jobs_failed == 8
+    assert total("chasquimq_jobs_failed_total", name="bad", kind="err") == 3
+    assert total("chasquimq_handler_duration_seconds_count") == runs == 63
+    assert total("chasquimq_retries_scheduled_total") == both.total_retries == 5
+    assert total("chasquimq_retry_backoff_seconds_count") == 5
+    assert total("chasquimq_dlq_routed_total", reason="retries_exhausted") == dead == 3
+    assert total("chasquimq_consumer_batch_size_sum") == both.total_read == 63
+    assert total("chasquimq_promoter_promoted_total") == both.total_promoted == 5
+    assert {name for name, _ in seen} >= CHASQUIMQ_SAMPLES
+
+
+def test_a_queue_may_be_a_label(registry: CollectorRegistry) -> None:
+    for queue, depth in (("a", 1), ("b", 2)):
+        PrometheusSink(registry=registry, queue=queue).promoter_tick(PromoterTick(3, depth, 5))
+    seen = scrape(registry)
+    assert seen["chasquimq_delayed_zset_depth", (("queue", "a"),)] == 1
+    assert seen["chasquimq_delayed_zset_depth", (("queue", "b"),)] == 2
+    with pytest.raises(ValueError, match="queue"):
+        PrometheusSink(registry=registry)
+
+
+def test_leadership_is_lost_only_by_who_had_it(registry: CollectorRegistry) -> None:
+    sink = PrometheusSink(registry=registry)
+    for outcome in (LockOutcome.HELD, LockOutcome.ACQUIRED, LockOutcome.HELD, LockOutcome.ACQUIRED):
+        sink.promoter_lock_outcome(outcome)
+    seen = scrape(registry)
+    assert seen["chasquimq_promoter_lock_acquired_total", ()] == 2
+    assert seen["chasquimq_promoter_lock_lost_total", ()] == 1
+
+
+async def test_a_worker_is_read_when_scraped(
+    redis_86: Server, queue_name: str, registry: CollectorRegistry
+) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        started.set()
+        await go_on.wait()
+
+    sink = PrometheusSink(registry=registry, queue=queue_name)
+    worker = Worker(queue_name, handler, redis_url=redis_86.url, metrics=sink)
+    sink.watch(worker)
+    assert not [name for name, _ in scrape(registry) if name.startswith("chasqui_worker")]
+    running = asyncio.create_task(worker.run())
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        await queue.add("mail", 1)
+    await started.wait()
+    labels = (("queue", queue_name),)
+    seen = await asyncio.to_thread(scrape, registry)
+    assert seen["chasqui_worker_running", labels] == 1
+    assert seen["chasqui_worker_prefetched", labels] == 0
+    assert seen["chasqui_worker_lease_losses_total", labels] == 0
+    assert seen["chasqui_worker_loop_lag_seconds", labels] > 0
+    assert scrape(registry)["chasqui_worker_loop_lag_seconds", labels] == 0  # by the loop itself
+    go_on.set()
+    await worker.close()
+    await running
+
+
+# ── Queues without a worker ─────────────────────────────────────────────────────────────────────
+
+
+async def fill(queue: Queue) -> None:
+    await queue.add_bulk([{"name": "mail", "data": i} for i in range(3)])
+    await queue.add_bulk([{"name": "mail", "data": i, "delay_ms": 60_000} for i in range(2)])
+    await queue.upsert_repeatable_job("mail", 1, repeat={"kind": "every", "interval_ms": 60_000})
+    await queue.pause()
+
+
+def gauges(seen: Samples, queue: str) -> dict[str, float]:
+    return {name: value for (name, at), value in seen.items() if at == (("queue", queue),)}
+
+
+async def test_the_exporter_reads_queues_of_every_server(
+    server: Server, queue_name: str, registry: CollectorRegistry
+) -> None:
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        await fill(queue)
+    names = [queue_name, "no-such-queue"]
+    with Exporter(names, redis_url=server.url, registry=registry) as exporter:
+        port = exporter.serve(0)
+        address = f"http://127.0.0.1:{port}/metrics"
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(address).read().decode())
+        seen = parse(text)
+    assert seen["chasqui_up", ()] == 1
+    found = gauges(seen, queue_name)
+    assert found.pop("chasqui_queue_oldest_wait_seconds") >= 0
+    assert found == {
+        "chasqui_queue_waiting": 3,
+        "chasqui_queue_pending": 0,
+        "chasqui_queue_delayed": 2,
+        "chasqui_queue_dlq": 0,
+        "chasqui_queue_repeatables": 1,
+        "chasqui_queue_paused": 1,
+        "chasqui_queue_delayed_lag_seconds": 0,
+    }
+    assert set(gauges(seen, "no-such-queue").values()) == {0}
+    assert scrape(registry) == {}
+
+
+def test_a_server_that_is_gone_is_told(registry: CollectorRegistry, caplog: Any) -> None:
+    url = "redis://user:Kanari-7f3a@127.0.0.1:1"
+    with Exporter(["emails"], redis_url=url, registry=registry):
+        assert scrape(registry) == {("chasqui_up", ()): 0}
+        scrape(registry)
+    assert len(caplog.records) == 1
+    assert "Kanari" not in caplog.text
+
+
+def test_an_exporter_needs_queues() -> None:
+    for wrong in ([], "emails"):
+        with pytest.raises(ValueError, match="queues"):
+            Exporter(wrong)
+    with pytest.raises(ValueError, match="queue name"):
+        Exporter(["a b"])
+
+
+@pytest.fixture
+def command(redis_86: Server, queue_name: str) -> Iterator["subprocess.Popen[str]"]:
+    arguments = ["exporter", queue_name, "--port", "0", "--redis-url", redis_86.url]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chasqui", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_the_command_serves_until_it_is_told_to_end(
+    command: "subprocess.Popen[str]", queue_name: str
+) -> None:
+    assert command.stdout is not None
+    address = command.stdout.readline().strip()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", address)
+    with urllib.request.urlopen(address) as answer:
+        seen = parse(answer.read().decode())
+    assert seen["chasqui_queue_waiting", (("queue", queue_name),)] == 0
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(20) == 0
