@@ -16,7 +16,7 @@ COMMANDS: Final = {
     "worker": "worker",
     "promoter": "duties",
     "scheduler": "duties",
-    # "exporter": "exporter",
+    "exporter": "exporter",
     "add": "add",
     "inspect": "inspect",
     "queues": "queues",
