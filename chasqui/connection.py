@@ -461,7 +461,11 @@ class Connection:
                 request.is_in_doubt = True
                 _fail(request, loss(request, self.endpoint))
             if overdue:
-                logger.warning("%s has not answered in time: the link is dropped", link.endpoint)
+                logger.warning(
+                    "%s has not answered in time: the link is dropped",
+                    link.endpoint,
+                    extra={"server": str(link.endpoint)},
+                )
                 link.abort()
             is_busy = is_busy or bool(link.inflight)
         for request in (*self._unsent, *self._held):

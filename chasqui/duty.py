@@ -68,7 +68,13 @@ class Duty:
             # Whatever it was, due jobs must not wait for a restart: try again, and say it once.
             if self._failure != repr(error):
                 self._failure = repr(error)
-                logger.warning("the %s of %s goes on after: %s", self.name, self.lease.key, error)
+                logger.warning(
+                    "the %s of %s goes on after: %s",
+                    self.name,
+                    self.lease.key.decode(),
+                    error,
+                    extra={"duty": self.name},
+                )
                 logger.debug("the error in full", exc_info=True)
             return RETRY_S
         self._failure = ""
@@ -80,7 +86,10 @@ class Duty:
             async with asyncio.timeout(END_S):
                 await self.lease.release(self.connection)
         except Exception as error:
-            logger.info("%s is not released, and ends by itself: %s", self.lease.key, error)
+            key = self.lease.key.decode()
+            logger.info(
+                "%s is not released, and ends by itself: %s", key, error, extra={"duty": self.name}
+            )
 
 
 class Standalone:

@@ -150,7 +150,13 @@ class JobEnds:
                         self._take(event)
                 except AuthenticationError as error:
                     self._is_refused = True
-                    logger.info("events of queue %s are not readable: %s", self._keys.queue, error)
+                    queue = self._keys.queue
+                    logger.info(
+                        "events of queue %s are not readable: %s",
+                        queue,
+                        error,
+                        extra={"queue": queue},
+                    )
                     return
                 except ChasquiError as error:
                     logger.debug("events of queue %s cannot be read: %s", self._keys.queue, error)

@@ -144,6 +144,7 @@ class EventLog:
             "%s events of queue %s were trimmed before they were read",
             "some" if missed is None else missed,
             self._queue,
+            extra={"queue": self._queue, "missed": missed},
         )
         return QueueEvent(GAP, None, "", {"after": after, "before": before, "missed": missed})
 

@@ -87,7 +87,8 @@ class Link(asyncio.Protocol):
                     del inflight[0]
                     self.on_reply(self, request, request.replies)
         except ProtocolError as error:
-            logger.warning("the link to %s is dropped: %s", self.endpoint, error)
+            fields = {"server": str(self.endpoint)}
+            logger.warning("the link to %s is dropped: %s", self.endpoint, error, extra=fields)
             self.abort()
             return
         if self.is_retired and not inflight:

@@ -155,6 +155,7 @@ class PromoterDuty(Duty):
                 "%d delayed members of queue %s were no jobs: they are in its dead-letter queue",
                 malformed,
                 keys.queue,
+                extra={"queue": keys.queue, "members": malformed},
             )
         if ids or malformed:
             await self._flush(ids, names, malformed, now_ms)
@@ -216,7 +217,8 @@ class PromoterDuty(Duty):
         """Events are best effort: say once what is wrong, and go on."""
         error = None if flushed.cancelled() else flushed.exception()
         if error is not None and repr(error) != self._flush_failure:
-            logger.warning("events of promoted jobs may be lost: %s", error)
+            fields = {"queue": self._keys.queue}
+            logger.warning("events of promoted jobs may be lost: %s", error, extra=fields)
         self._flush_failure = repr(error)
 
     async def _end(self) -> None:

@@ -63,7 +63,8 @@ class _Reading:
         """The server is gone: that will pass, unless it was never there."""
         if not self._log.has_read:
             raise error
-        logger.warning("events of queue %s cannot be read: %s", self.name, error)
+        fields = {"queue": self.name}
+        logger.warning("events of queue %s cannot be read: %s", self.name, error, extra=fields)
 
 
 class QueueEvents(_Reading):

@@ -122,7 +122,8 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
         try:
             spec = RepeatSpec.decode(encoded)
         except RepeatSpecError as error:
-            logger.warning("repeat spec %r cannot be read: %s", name, error)
+            fields = {"queue": keys.queue}
+            logger.warning("repeat spec %r cannot be read: %s", name, error, extra=fields)
             continue
         found.append(
             RepeatableMeta(

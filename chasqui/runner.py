@@ -110,7 +110,9 @@ def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
         runner.run(_run(worker, stop, recycle))
     health = worker.health()
     if stop.code == DRAINED and health is not None and health.cut_short:
-        logger.warning("%d jobs took longer than the drain and go back", health.cut_short)
+        count = health.cut_short
+        fields = {"queue": worker.name, "jobs": count}
+        logger.warning("%d jobs took longer than the drain and go back", count, extra=fields)
         stop.code = FAILED
     return stop.code
 
@@ -184,7 +186,10 @@ async def _run(worker: Worker, stop: Stop, recycle: Recycle) -> None:
     if recycle != NEVER:
         while not (await asyncio.wait([running], timeout=CHECK_S))[0]:
             if recycle.is_due(worker) and not worker.is_closed:
-                logger.info("worker of queue %s has had its time: recycled", worker.name)
+                fields = {"queue": worker.name}
+                logger.info(
+                    "worker of queue %s has had its time: recycled", worker.name, extra=fields
+                )
                 await worker.close()
     await running
 

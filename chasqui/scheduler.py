@@ -193,6 +193,7 @@ class SchedulerDuty(Duty):
                         member.decode(errors="replace"),
                         self._keys.queue,
                         error,
+                        extra={"queue": self._keys.queue},
                     )
                 continue
             for request in self._requests(member, spec, plan, due_ms, now_ms):

@@ -227,4 +227,5 @@ def _warn_if_unsafe(profile: ServerProfile) -> None:
         "%s has known holes that concern a queue: upgrade to %s or newer",
         profile,
         ".".join(map(str, safe)),
+        extra={"server_version": str(profile)},
     )

@@ -181,6 +181,7 @@ class Supervisor:
                 process.pid,
                 f"code {code}" if code is not None and code >= 0 else f"signal {-(code or 0)}",
                 delay_s,
+                extra={"ended_pid": process.pid, "code": code},
             )
         process.close()
 

@@ -185,7 +185,10 @@ class Engine:
             try:
                 await duty.run(self._end_duties)
             except Exception:
-                logger.exception("the %s of queue %s begins anew", duty.name, self.keys.queue)
+                fields = {"queue": self.keys.queue, "duty": duty.name}
+                logger.exception(
+                    "the %s of queue %s begins anew", duty.name, self.keys.queue, extra=fields
+                )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._end_duties.wait(), wait_s)
                 wait_s = min(wait_s * 2, DUTY_AGAIN_MAX_S)
@@ -223,7 +226,9 @@ class Engine:
     async def _hand_back(self) -> None:
         released = await release(self.connection, self.keys, self.config, self.holdings.busy_ids())
         if released:
-            logger.info("%d entries of queue %s handed back", released, self.keys.queue)
+            queue = self.keys.queue
+            fields = {"queue": queue, "entries": released}
+            logger.info("%d entries of queue %s handed back", released, queue, extra=fields)
 
     async def _flush(self) -> None:
         if self.events is not None:
@@ -238,7 +243,9 @@ class Engine:
             async with asyncio.timeout(limit_s):
                 await work
         except Exception as error:
-            logger.warning("the drain of queue %s is incomplete: %r", self.keys.queue, error)
+            queue = self.keys.queue
+            fields = {"queue": queue}
+            logger.warning("the drain of queue %s is incomplete: %r", queue, error, extra=fields)
 
     # ── Watching over it ────────────────────────────────────────────────────────────────────────
 
@@ -273,4 +280,5 @@ class Engine:
             len(entry_ids),
             self.keys.queue,
             ", ".join(entry_id.decode() for entry_id in entry_ids[:5]),
+            extra={"queue": self.keys.queue, "entries": len(entry_ids)},
         )
