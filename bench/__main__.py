@@ -18,7 +18,7 @@ from bench.scenarios import SCENARIOS, Scenario, growth
 
 OUT = Path(__file__).parent / "out"
 #: Who is measured in a quick run, unless told.
-QUICK = ("chasqui", "chasquimq", "limit", "bullmq_node", "taskiq")
+QUICK = ("chasqui", "chasquimq", "limit", "redis_benchmark", "bullmq_node", "taskiq")
 #: What --only may name beside the numbers of targets.
 GROWTH = "growth"
 CORE = 15
@@ -67,7 +67,7 @@ def measure(asked: argparse.Namespace, out: Path, console: Console) -> None:
         raw.rename(out / "raw.before.jsonl")
     rounds = asked.rounds or (1 if asked.quick else 5 if asked.full else 3)
     if asked.quick:
-        options = Options(rounds, fraction=10, quiet_limit_s=2, repeats=0, seed=asked.seed)
+        options = Options(rounds, fraction=10, quiet_limit_s=1, repeats=0, seed=asked.seed)
     else:
         options = Options(rounds, seed=asked.seed)
     names = asked.peers.split(",") if asked.peers else QUICK if asked.quick else tuple(LIBRARIES)
@@ -124,6 +124,7 @@ def summary(results: Results, console: Console) -> int:
             f"{check.line:>3} [{colour}]{verdict:<5}[/] {check.scenario:<13} {check.what:<36} "
             f"{amount(found.best):>8}{check.unit}  ({sign} {check.target:g}; {spread(found)})",
             highlight=False,
+            soft_wrap=True,
         )
     return 0
 

@@ -88,5 +88,12 @@ LIBRARIES = {
             JOBS | {"bulk": 300_000, "drain": 200_000},
             frozenset({"bulk50", "bulk1000", "drain"}),
         ),
+        Library(
+            "redis_benchmark",
+            "redis-benchmark",
+            OURS,
+            JOBS | {"bulk": 500_000},
+            frozenset({"bulk50", "bulk1000"}),
+        ),
     )
 }

@@ -7,7 +7,7 @@ import redis
 from rq import Queue, Retry, SimpleWorker
 
 import bench.peers.rq_job
-from bench.peers.harness import Data, Handle, Peer, main
+from bench.peers.harness import Data, Handle, Peer, Unsupported, main
 
 JOB = "bench.peers.rq_job.welcome"
 
@@ -27,6 +27,9 @@ class Rq(Peer):
         self._queue.enqueue_many(
             [Queue.prepare_data(JOB, (data,), retry=self._retry) for data in every]
         )
+
+    async def add_at(self, data: Data, due_s: float) -> None:
+        raise Unsupported("delayed jobs need a scheduler process")
 
     async def work(self, handle: Handle) -> None:
         bench.peers.rq_job.handle = handle

@@ -4,7 +4,7 @@ from taskiq import SimpleRetryMiddleware
 from taskiq.api import run_receiver_task
 from taskiq_redis import RedisStreamBroker
 
-from bench.peers.harness import SLOTS, Data, Handle, Peer, main
+from bench.peers.harness import SLOTS, Data, Handle, Peer, Unsupported, main
 
 
 class Taskiq(Peer):
@@ -33,6 +33,9 @@ class Taskiq(Peer):
 
     async def add(self, data: Data) -> None:
         await self._task.kiq(data)
+
+    async def add_at(self, data: Data, due_s: float) -> None:
+        raise Unsupported("delayed jobs need a scheduler process")
 
     async def work(self, handle: Handle) -> None:
         self._handle = handle
