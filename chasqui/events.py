@@ -5,6 +5,7 @@ flush instead of by every XADD. While there is no link they are dropped.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event, xadd_run_event
 from chasqui._core.entry import Entry
+from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
 from chasqui.keys import (
     EVENT_ATTEMPT,
@@ -21,6 +23,8 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.request import Effect, Request
+
+logger = logging.getLogger(__name__)
 
 WAITING: Final = b"waiting"
 ACTIVE: Final = b"active"
@@ -36,6 +40,8 @@ FLUSH_S: Final = 0.005
 FLUSH_BYTES: Final = 256 * 1024
 #: The reason of a failed run is somebody's str(): it is cut where it stops being read.
 REASON_CHARS: Final = 1000
+#: How often to say that events cannot be written.
+COMPLAIN_S: Final = 10.0
 
 
 class EventWriter:
@@ -46,6 +52,7 @@ class EventWriter:
         self._key = keys.events
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
+        self._replies = _Replies()
         #: Called before events are sent: what they tell of must be on its way before them.
         self.before_send: Callable[[], object] = lambda: None
 
@@ -100,7 +107,7 @@ class EventWriter:
         if self._connection.is_connected:
             buffer.command(b"XTRIM", self._key, b"MAXLEN", b"~", EVENTS_KEPT)
             request = Request(bytes(buffer), Effect.ONCE, count=count + 1, raises=False)
-            self._connection.post(request, _NOBODY)
+            self._connection.post(request, self._replies)
         buffer.clear()
         return count
 
@@ -120,20 +127,30 @@ class EventWriter:
         self.run_once()
 
 
-class _Nobody:
-    """Takes the replies to events, which nobody waits for."""
+class _Replies:
+    """Takes the replies to events, which nobody waits for; tells of errors now and then."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
 
     def done(self) -> bool:
         return False
 
-    def set_result(self, reply: Any, /) -> None:
-        pass
+    def set_result(self, replies: Any, /) -> None:
+        # What is wrong with the key shows in each of them; the last is the trim.
+        for reply in (replies[0], replies[-1]):
+            if type(reply) is ReplyError:
+                self._complain(reply.message)
+                return
 
     def set_exception(self, error: Exception, /) -> None:
-        pass
+        self._complain(str(error))
 
-
-_NOBODY = _Nobody()
+    def _complain(self, what: str) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + COMPLAIN_S
+            logger.warning("events could not be written: %s", what)
 
 
 def _short(reason: str) -> bytes:

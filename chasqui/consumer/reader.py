@@ -281,6 +281,9 @@ class Reader:
         created, _ = await self._connection.submit(request)
         if not isinstance(created, ReplyError):
             logger.info("group %s of queue %s created", self._config.group, self._keys.queue)
+        elif created.code == "OOM":
+            # The server does not even look whether there is one: the next read will tell.
+            self._complain(exception_for(created))
         elif created.code != "BUSYGROUP":
             raise exception_for(created)
         self._has_group = True
@@ -343,7 +346,12 @@ async def release(
 ) -> int:
     """Hand back every entry that is ours by the server's account, but for those kept; how many."""
     arguments: list[str | bytes] = [config.group, config.consumer_id, *kept]
-    count: int = await connection.submit(
-        scripts.call(scripts.RELEASE, [keys.stream], arguments, Effect.IDEMPOTENT)
-    )
+    try:
+        count: int = await connection.submit(
+            scripts.call(scripts.RELEASE, [keys.stream], arguments, Effect.IDEMPOTENT)
+        )
+    except ServerError as error:
+        if "NOGROUP" not in str(error):
+            raise
+        return 0  # nothing is anybody's any more
     return count

@@ -1,7 +1,6 @@
 """Workers on each server, and a plain connection to see what they left in Redis."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
@@ -128,8 +127,7 @@ async def start_at(queue_name: str) -> AsyncIterator[Callable[..., Running]]:
     for running in started:
         await running.worker.close()
     for running in started:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(running.task, WAIT_S)
+        await asyncio.wait({running.task}, timeout=WAIT_S)
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""A job belongs to its worker while that lives, however long and however rudely it runs."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from chasqui import Job, LeaseLostError
+from chasqui.keys import Keys
+from chasqui.metrics import JobOutcome
+from chasqui.queue import Queue
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.proxy import Proxy
+
+Start = Callable[..., Running]
+LEASE_MS = 400
+LEASE_S = LEASE_MS / 1000
+
+
+async def test_long_runs_run_once_with_two_workers(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    runs: Counter[int] = Counter()
+
+    async def handler(job: Job) -> None:
+        runs[job.data] += 1
+        await asyncio.sleep(LEASE_S * 3)
+        assert not job.lost
+        job.raise_if_lost()
+
+    options = {"claim_min_idle_ms": LEASE_MS, "read_block_ms": 100, "concurrency": 2}
+    one, other = start(handler, **options), start(handler, **options)
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(6)])
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == Counter(range(6))
+    assert one.metrics.jobs_failed == other.metrics.jobs_failed == 0
+    assert one.metrics.total_reclaimed == other.metrics.total_reclaimed == 0
+
+
+@pytest.mark.both_loops
+async def test_a_blocked_loop_keeps_its_jobs(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """Those that run, those that wait, and those whose delivery is still in the socket: a rival
+    may take the last, and then they must not run here as well."""
+    runs: Counter[int] = Counter()
+
+    async def handler(job: Job) -> None:
+        runs[job.data] += 1
+        if job.data == 0:
+            time.sleep(LEASE_S * 2)  # noqa: ASYNC251 - the very point
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS, read_block_ms=5000, concurrency=2)
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(10)])
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == Counter(range(10))
+    assert running.metrics.total_reclaimed == 0
+
+
+async def test_entries_in_hand_that_come_back_are_not_run_again(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat is dead; the worker's own read takes its running entry over from itself."""
+    monkeypatch.setattr("chasqui.consumer.heartbeat.Heartbeat.run_once", lambda self: 0)
+    gate = asyncio.Event()
+    runs: Counter[str] = Counter()
+
+    async def handler(job: Job) -> None:
+        runs[job.id] += 1
+        await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=100, read_block_ms=20, read_count=10)
+    await queue.add("n", None)
+
+    async def came_back() -> bool:
+        return running.metrics.total_reclaimed >= 2
+
+    await until(came_back, "the entry was delivered again, twice")
+    gate.set()
+    await running.completed(1)
+    await until(lambda: at_rest(redis, keys), "it is acknowledged")
+    assert set(runs.values()) == {1}
+
+
+async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    begun = asyncio.Event()
+    told: list[str] = []
+
+    async def handler(job: Job) -> None:
+        begun.set()
+        while not job.lost:  # noqa: ASYNC110 - as handlers do
+            await asyncio.sleep(0.01)
+        try:
+            job.raise_if_lost()
+        except LeaseLostError as error:
+            told.append(str(error))
+            if job.data == "raise":
+                raise
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS)
+    for data in ("raise", "return"):
+        begun.clear()
+        job = await queue.add("n", data)
+        await running.fact(begun.wait())
+        ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+        await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
+        await running.next(JobOutcome)
+        assert told.pop() == f"job {job.id} was taken over by another worker"
+        ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+        assert owner == b"thief", "still its new owner's"
+        await redis("XACK", keys.stream, "default", entry_id)
+        await redis("XDEL", keys.stream, entry_id)
+    health = running.worker.health()
+    assert health is not None
+    assert health.lost == 2
+    assert await redis("ZCARD", keys.delayed) == 0
+
+
+async def test_nothing_starts_while_leases_may_have_lapsed(
+    server: object,
+    queue: Queue,
+    queue_name: str,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+) -> None:
+    """Cut off for longer than the lease with entries in hand: a rival runs those, we do not."""
+    runs: Counter[int] = Counter()
+    gate = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        runs[job.data] += 1
+        begun.set()
+        if job.data == 0:
+            await gate.wait()
+
+    proxy = make_proxy(server.url)  # type: ignore[attr-defined]
+    cut_off = start_at(proxy.url, handler, claim_min_idle_ms=LEASE_MS, concurrency=1, read_count=5)
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
+    await cut_off.fact(begun.wait())
+
+    async def all_in_hand() -> bool:
+        return bool((await redis("XPENDING", keys.stream, "default"))[0] == 5)
+
+    await until(all_in_hand, "all five are delivered")
+    proxy.stall()
+    rival = start(handler, claim_min_idle_ms=LEASE_MS, read_block_ms=50)
+    await rival.completed(4)
+    assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1})
+    gate.set()
+    await rival.completed(5)
+    await cut_off.completed(1)
+    proxy.resume()
+    await queue.add("n", 5)
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1})

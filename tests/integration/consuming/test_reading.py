@@ -1,0 +1,326 @@
+"""Reading through everything that may happen to a queue while a worker waits for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chasqui import Job
+from chasqui.keys import Keys
+from chasqui.metrics import ReaderBatch
+from chasqui.queue import Queue
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.servers import Server
+
+Start = Callable[..., Running]
+
+
+async def fine(job: Job) -> None:
+    pass
+
+
+async def test_the_group_begins_at_the_first_job(queue: Queue, start: Start) -> None:
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(10)])
+    running = start(fine)
+    await running.completed(10)
+
+
+@pytest.mark.parametrize("harm", ["XGROUP DESTROY", "DEL"])
+@pytest.mark.both_loops
+async def test_reading_recovers_by_itself(
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    harm: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "chasqui")
+    running = start(fine)
+    for i in range(3):
+        await queue.add("n", i)
+        await running.completed(i + 1)
+        # The read is blocked again by now, or about to be: both must do.
+        await redis(*harm.split(), keys.stream, *(["default"] if "GROUP" in harm else []))
+    await queue.add("n", "last")
+    await running.completed(4)
+    assert len(caplog.records) < 20, "no hot loop"
+
+
+async def test_flushall_while_blocked(
+    private_server: Callable[..., Server],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+) -> None:
+    server = private_server("redis-8.6")
+    redis = redis_at(server.url)
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        running = start_at(server.url, fine)
+        await queue.add("n", 1)
+        await running.completed(1)
+        await redis("FLUSHALL")
+        await redis("SCRIPT", "FLUSH")
+        await queue.add("n", 2)
+        await running.completed(2)
+
+
+async def test_a_destroyed_group_does_not_run_what_is_running(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    gate = asyncio.Event()
+    begun: list[int] = []
+
+    async def handler(job: Job) -> None:
+        begun.append(job.data)
+        if job.data < 5:
+            await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=60_000)
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
+
+    async def all_run() -> bool:
+        return len(begun) == 5
+
+    await until(all_run, "five run")
+    await redis("XGROUP", "DESTROY", keys.stream, "default")
+    await queue.add("n", 5)
+    await running.completed(1)
+    gate.set()
+    await running.completed(6)
+    await until(lambda: at_rest(redis, keys), "all is acknowledged")
+    assert sorted(begun) == [0, 1, 2, 3, 4, 5], "each ran once"
+
+
+async def test_a_stream_of_another_type_is_said_at_most_once_a_second(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis("SET", keys.stream, "no stream")
+    running = start(fine)
+
+    async def has_complained() -> bool:
+        return any("cannot be read" in record.getMessage() for record in caplog.records)
+
+    await until(has_complained, "it is said")
+    await redis("DEL", keys.stream)
+    await queue.add("n", 1)
+    await running.completed(1)
+
+
+async def test_scripts_may_be_flushed_at_any_time(
+    private_server: Callable[..., Server],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+) -> None:
+    server = private_server("valkey-9")
+    redis = redis_at(server.url)
+
+    async def handler(job: Job) -> Any:
+        if job.data % 5 == 0 and job.attempt == 0:
+            raise ValueError
+        await asyncio.sleep(0.002)
+        return job.data
+
+    async def flush_for_ever() -> None:
+        while True:
+            await redis("SCRIPT", "FLUSH")
+            await asyncio.sleep(0.05)
+
+    flushing = asyncio.ensure_future(flush_for_ever())
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        running = start_at(server.url, handler, store_results=True, concurrency=10)
+        await queue.add_bulk([{"name": "n", "data": i} for i in range(500)])
+        await running.completed(500)
+        await until(lambda: at_rest(redis, keys), "all is done")
+    flushing.cancel()
+
+
+# ── Pause ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_pause_counts_at_once_and_costs_no_delivery(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    running = start(fine, read_block_ms=5000)
+    await queue.add("n", 0)
+    await running.completed(1)
+    await queue.pause()  # while the read is blocked
+    entries = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    assert len(entries) == 3
+
+    async def handed_back() -> list[Any] | None:
+        pending = await redis("XPENDING", keys.stream, "default", "-", "+", 10)
+        waits = [one for one in pending if one[2] >= 864_000_000]
+        delivered = len(pending)
+        return waits if waits and len(waits) == delivered else None
+
+    for _, _, _, deliveries in await until(handed_back, "what came in is handed back"):
+        assert deliveries == 0
+    assert running.metrics.jobs_completed == 1
+    await queue.resume()
+    await running.completed(4)
+    await until(lambda: at_rest(redis, keys), "all is done")
+
+
+async def test_a_worker_that_starts_during_a_pause_waits(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    await queue.add("n", 0)
+    await queue.pause()
+    running = start(fine)
+
+    async def is_there() -> bool:
+        try:
+            return bool(await redis("XINFO", "CONSUMERS", keys.stream, "default"))
+        except Exception:
+            return False
+
+    await until(is_there, "the worker has come")
+    assert running.metrics.jobs_completed == 0
+    await queue.resume()
+    await running.completed(1)
+
+
+# ── Destinations that cannot be written ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("key", ["delayed", "dlq"])
+async def test_nothing_leaves_the_stream_before_its_copy_is_made(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, key: str
+) -> None:
+    async def handler(job: Job) -> None:
+        raise ValueError
+
+    broken = getattr(keys, key)
+    await redis("SET", broken, "wrong type")
+    running = start(handler, delayed_enabled=False)
+    attempts = 1 if key == "dlq" else 5
+    added = await queue.add_bulk([{"name": "n", "data": i, "attempts": attempts} for i in range(5)])
+
+    async def all_tried() -> bool:
+        health = running.worker.health()
+        return health is not None and health.moves_waiting == 5
+
+    await until(all_tried, "the moves are refused")
+    assert await redis("XLEN", keys.stream) == 5
+    assert (await redis("XPENDING", keys.stream, "default"))[0] == 5
+    await redis("DEL", broken)
+    if key == "dlq":
+        await running.buried(5)
+    else:
+        await running.retried(5)
+    assert await redis("XLEN", keys.stream) == 0
+    assert len(added) == 5
+
+
+async def test_rights_that_are_taken_away_and_given_back(
+    private_server: Callable[..., Server],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+) -> None:
+    server = private_server("valkey-9")
+    redis = redis_at(server.url)
+    prefix = f"~{{chasqui:{queue_name}}}:"
+    allowed = [prefix + "*"]
+    await redis(
+        "ACL", "SETUSER", "worker", "on", ">secret", "+@all", "-@dangerous", "+info", *allowed
+    )
+    url = server.url.replace("redis://", "redis://worker:secret@")
+
+    async def handler(job: Job) -> None:
+        raise ValueError
+
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        running = start_at(url, handler, delayed_enabled=False, run_scheduler=False)
+        await queue.add("n", 1, attempts=1)
+        await running.buried(1)
+        some = [prefix + part for part in ("stream", "events", "paused", "delayed", "wake")]
+        await redis("ACL", "SETUSER", "worker", "resetkeys", *some)
+        await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(4)])
+
+        async def all_tried() -> bool:
+            health = running.worker.health()
+            return health is not None and health.moves_waiting == 4
+
+        await until(all_tried, "the burials are refused")
+        assert await redis("XLEN", keys.stream) == 4
+        await redis("ACL", "SETUSER", "worker", *allowed)
+        await running.buried(5)
+        assert await redis("XLEN", keys.stream) == 0
+
+
+# ── How much ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_prefetch_is_bounded_while_handlers_are_slow(queue: Queue, start: Start) -> None:
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(2000)])
+    running = start(handler, concurrency=10)
+
+    async def all_busy() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 10
+
+    await until(all_busy, "all slots are busy")
+    await running.next(ReaderBatch)
+    assert running.metrics.total_read <= 10 + 32 + 10
+    gate.set()
+    await running.completed(2000)
+    assert max(batch.size for batch in running.metrics.all(ReaderBatch)) <= 1000
+
+
+async def test_large_payloads_are_prefetched_by_their_size(
+    redis_86: Server, queue_name: str, start_at: Callable[..., Running]
+) -> None:
+    sizes: list[int] = []
+
+    async def handler(job: Job) -> None:
+        sizes.append(len(job.data))
+        await asyncio.sleep(0)
+
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        data = b"x" * 1_000_000
+        for _ in range(12):
+            await queue.add_bulk([{"name": "n", "data": data}] * 10)
+        running = start_at(redis_86.url, handler, concurrency=200)
+        await running.completed(120)
+    batches = [batch.size for batch in running.metrics.all(ReaderBatch)]
+    assert max(batches) <= 33, "32 MB are enough in hand"
+    assert sizes == [1_000_000] * 120
+
+
+async def test_read_count_bounds_each_read(queue: Queue, start: Start) -> None:
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(100)])
+    running = start(fine, read_count=7)
+    await running.completed(100)
+    assert max(batch.size for batch in running.metrics.all(ReaderBatch)) <= 7
+
+
+async def test_orphans_are_taken_over_without_delay_between_them(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(1000)])
+    await redis("XGROUP", "CREATE", keys.stream, "default", "0")
+    await redis(
+        "XREADGROUP", "GROUP", "default", "dead", "COUNT", 1000, "STREAMS", keys.stream, ">"
+    )
+    running = start(fine, claim_min_idle_ms=200)
+    await running.completed(1000)
+    assert running.metrics.total_reclaimed == 1000
+    await until(lambda: at_rest(redis, keys), "all is done")
+
+
+async def test_a_second_group_reads_for_itself(queue: Queue, start: Start, redis: Redis) -> None:
+    running = start(fine, group="other")
+    await queue.add("n", None)
+    await running.completed(1)

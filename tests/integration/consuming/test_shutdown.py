@@ -1,0 +1,258 @@
+"""The end of a worker: nothing lost, nothing counted that did not run, nothing left behind."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chasqui import Job, Worker
+from chasqui.errors import UnreachableError
+from chasqui.keys import Keys
+from chasqui.metrics import LockOutcome
+from chasqui.queue import Queue
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+
+Start = Callable[..., Running]
+
+
+async def fine(job: Job) -> None:
+    pass
+
+
+@pytest.mark.both_loops
+async def test_close_under_load_hands_back_what_has_not_begun(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    gate = asyncio.Event()
+    runs: Counter[int] = Counter()
+
+    async def handler(job: Job) -> None:
+        runs[job.data] += 1
+        await gate.wait()
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(50)])
+    running = start(handler, concurrency=5, read_count=20, shutdown_deadline_s=20)
+
+    async def all_busy() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 5 and health.prefetched > 0
+
+    await until(all_busy, "five run and more wait")
+    await running.worker.close()
+    await running.worker.close()
+    assert running.worker.is_closed
+
+    async def handed_back() -> list[Any] | None:
+        pending = await redis("XPENDING", keys.stream, "default", "-", "+", 100)
+        busy = [one for one in pending if one[2] < 864_000_000]
+        return pending if len(busy) == 5 < len(pending) else None
+
+    pending = await until(handed_back, "the others are free at once")
+    assert Counter(one[3] for one in pending)[1] == 5
+    assert {one[3] for one in pending} == {0, 1}, "what is handed back counts as never delivered"
+    assert not running.task.done(), "running handlers are waited for"
+    gate.set()
+    await running.task
+    assert sum(runs.values()) == 5
+    left = await redis("XPENDING", keys.stream, "default", "-", "+", 100)
+    assert {one[3] for one in left} == {0}, "acks were flushed"
+
+    heir = start(handler, claim_min_idle_ms=60_000)
+    await heir.completed(45)
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == Counter(range(50))
+
+
+@pytest.mark.parametrize("is_now", [False, True], ids=["deadline", "stop_now"])
+async def test_runs_beyond_the_deadline_are_cancelled_and_handed_back(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, is_now: bool
+) -> None:
+    cancelled: list[int] = []
+
+    async def handler(job: Job) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(job.data)
+            raise
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    running = start(handler, shutdown_deadline_s=60 if is_now else 0.05)
+
+    async def all_run() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 3
+
+    await until(all_run, "three run")
+    if is_now:
+        running.worker.stop_now()
+    else:
+        await running.worker.close()
+    await running.task
+    health = running.worker.health()
+    assert health is not None
+    assert health.cut_short == 3
+    assert sorted(cancelled) == [0, 1, 2]
+    pending = await redis("XPENDING", keys.stream, "default", "-", "+", 10)
+    assert [one[3] for one in pending] == [0, 0, 0]
+    assert running.metrics.jobs_failed == 0, "that was no failure of theirs"
+    heir = start(fine, claim_min_idle_ms=60_000)
+    await heir.completed(3)
+
+
+async def test_run_twice_is_one_run(queue: Queue, start: Start) -> None:
+    running = start(fine)
+    second = asyncio.ensure_future(running.worker.run())
+    await queue.add("n", None)
+    await running.completed(1)
+    assert running.worker.is_running
+    await running.stop()
+    await second
+    assert not running.worker.is_running
+    await running.worker.run()  # over: returns at once
+
+
+async def test_a_worker_that_was_closed_first_does_not_run(redis_86: Any, queue_name: str) -> None:
+    worker = Worker(queue_name, fine, redis_url=redis_86.url)
+    await worker.close()
+    await worker.run()
+    assert worker.health() is None
+
+
+async def test_cancelling_run_drains(queue: Queue, start: Start, redis: Redis, keys: Keys) -> None:
+    begun = asyncio.Event()
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        begun.set()
+        await gate.wait()
+
+    running = start(handler, shutdown_deadline_s=20)
+    await queue.add("n", None)
+    await running.fact(begun.wait())
+    running.task.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running.task
+    assert running.metrics.jobs_completed == 1
+    assert await at_rest(redis, keys)
+
+
+async def test_cancelling_run_twice_stops_at_once(queue: Queue, start: Start) -> None:
+    begun = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    running = start(handler, shutdown_deadline_s=600)
+    await queue.add("n", None)
+    await running.fact(begun.wait())
+    running.task.cancel()
+
+    async def is_draining() -> bool:
+        return running.worker._engine is not None and running.worker._engine._stop.is_set()
+
+    await until(is_draining, "the drain has begun")
+    running.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running.task
+    assert not running.worker.is_running
+
+
+async def test_no_server_to_begin_with_is_an_error(queue_name: str) -> None:
+    worker = Worker(queue_name, fine, redis_url="redis://127.0.0.1:1")
+    with pytest.raises(UnreachableError):
+        await worker.run()
+    assert not worker.is_running
+
+
+async def test_leadership_is_released_and_taken_up_by_the_next(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    first = start(fine, consumer_id="first")
+    assert await first.next(LockOutcome) is LockOutcome.ACQUIRED
+    assert await redis("GET", keys.promoter_lock) == b"first"
+    second = start(fine, consumer_id="second")
+    assert await second.next(LockOutcome) is LockOutcome.HELD
+    await first.stop()
+    assert await second.next(LockOutcome) is LockOutcome.ACQUIRED
+    await queue.add("n", None, delay_ms=1)
+    await second.completed(1)
+
+
+async def test_a_duty_that_breaks_begins_anew(
+    queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from chasqui.promoter import PromoterDuty
+
+    monkeypatch.setattr("chasqui.consumer.DUTY_AGAIN_MIN_S", 0.05)
+    run = PromoterDuty.run
+    broken = 2
+
+    async def break_first(self: PromoterDuty, stop: asyncio.Event) -> None:
+        nonlocal broken
+        if broken:
+            broken -= 1
+            raise RuntimeError("a bug")
+        await run(self, stop)
+
+    monkeypatch.setattr(PromoterDuty, "run", break_first)
+    running = start(fine)
+    await queue.add("now", None)
+    await queue.add("later", None, delay_ms=1)
+    await running.completed(2)
+    assert broken == 0
+    assert "the promoter of queue" in caplog.text
+
+
+@pytest.mark.both_loops
+async def test_nothing_is_left_behind(valkey_9: Any, queue_name: str) -> None:
+    def plain(job: Job) -> None:
+        pass
+
+    async def once() -> None:
+        async with Queue(queue_name, redis_url=valkey_9.url) as queue:
+            worker = Worker(
+                queue_name, {"a": fine, "b": plain}, redis_url=valkey_9.url, read_block_ms=100
+            )
+            running = asyncio.ensure_future(worker.run())
+            jobs = [{"name": name, "data": None} for name in ("a", "b") for _ in range(20)]
+            await queue.add_bulk(jobs)
+
+            async def is_done() -> bool:
+                health = worker.health()
+                return health is not None and health.finished == 40
+
+            await until(is_done, "all ran")
+            await worker.close()
+            await running
+
+    def left() -> tuple[int, int, int]:
+        gc.collect()
+        threads = [one for one in threading.enumerate() if "chasqui" in one.name]
+        sockets = 0
+        for fd in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets += os.readlink(fd).startswith("socket:")
+        return len(asyncio.all_tasks()), len(threads), sockets
+
+    await once()
+
+    async def threads_are_gone() -> bool:
+        return left()[1] == 0
+
+    await until(threads_are_gone, "pool threads have ended")
+    before = left()
+    for _ in range(3):
+        await once()
+    await until(threads_are_gone, "pool threads have ended")
+    assert left() == before
