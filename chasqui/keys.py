@@ -106,6 +106,10 @@ class Keys:
         """The key of the marker that keeps an immediate job from being added twice."""
         return self._prefix + b"unique:" + job_id.encode()
 
+    def trace(self, job_id: str) -> bytes:
+        """The key of the trace that a job belongs to."""
+        return self._prefix + b"trace:" + job_id.encode()
+
     def repeat_spec(self, spec_key: str) -> bytes:
         """The key of the hash that holds one repeat spec."""
         return self._prefix + b"repeat:spec:" + spec_key.encode()

@@ -22,6 +22,7 @@ from chasqui.plans import Counts as Counts
 from chasqui.plans import ResultWait
 from chasqui.producer import Producer
 from chasqui.request import Plan
+from chasqui.tracing import Tracing, add
 
 T = TypeVar("T")
 
@@ -53,9 +54,11 @@ class Queue:
         on_full: OnFull = "raise",
         durable: Durable | bool = False,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        tracing: Tracing | None = None,
     ) -> None:
         self.name = check_queue_name(name)
         self._settings = AddSettings(max_backlog, on_full, durable)
+        self._tracing = tracing
         self._producer = Producer(
             redis_url,
             name,
@@ -131,7 +134,7 @@ class Queue:
             max_delay_s=self._producer.max_delay_s,
         )
         options = self._settings.options(unique_for)
-        if batch.kinds is None and options.is_plain:
+        if batch.kinds is None and options.is_plain and self._tracing is None:
             self._check_open()
             retry = None if batch.retries is None else batch.retries[0]
             new_id, created_at_ms = await self._producer.add_one(
@@ -183,7 +186,7 @@ class Queue:
         waits_s = full_waits_s()
         while True:
             try:
-                return await self._run(self._producer.plans.add(batch, options))
+                return await self._run(add(self._tracing, self._producer.plans, batch, options))
             except QueueFullError:
                 if self._settings.on_full == "raise":
                     raise

@@ -29,8 +29,8 @@ from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
 from chasqui.plans import Counts, Plans, ResultWait
 from chasqui.policy import REQUEST_TIMEOUT_S
-from chasqui.queue_events import BlockingQueueEvents as QueueEvents
 from chasqui.request import Plan
+from chasqui.tracing import Tracing, add
 
 T = TypeVar("T")
 
@@ -55,10 +55,12 @@ class Queue:
         on_full: OnFull = "raise",
         durable: Durable | bool = False,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        tracing: Tracing | None = None,
     ) -> None:
         keys = Keys(name)
         self.name = name
         self._settings = AddSettings(max_backlog, on_full, durable)
+        self._tracing = tracing
         self._plans = Plans(keys, max_stream_len)
         self._max_delay_s = drafts.check_max_delay(max_delay_secs)
         self._connection = BlockingConnection(
@@ -176,7 +178,7 @@ class Queue:
         waits_s = full_waits_s()
         while True:
             try:
-                return self._run(self._plans.add(batch, options))
+                return self._run(add(self._tracing, self._plans, batch, options))
             except QueueFullError:
                 if self._settings.on_full == "raise":
                     raise

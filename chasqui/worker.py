@@ -9,10 +9,12 @@ from typing import Any, Self, TypeAlias
 from chasqui import payload
 from chasqui._core.entry import Entry
 from chasqui.config import CredentialProvider, Endpoint
+from chasqui.connection import Connection
 from chasqui.consumer import Engine, Health
 from chasqui.consumer.config import ConsumerConfig, make_config
 from chasqui.consumer.dispatcher import UnreadableError
 from chasqui.consumer.handlers import Handlers
+from chasqui.consumer.traced import TracedHandlers
 from chasqui.duty import Duty
 from chasqui.errors import PayloadError
 from chasqui.job import Job
@@ -20,6 +22,7 @@ from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink
 from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.scheduler import SchedulerConfig, SchedulerDuty
+from chasqui.tracing import Tracing
 
 #: What runs a job: a coroutine function, or a plain one, which runs in a thread.
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
@@ -66,6 +69,7 @@ class Worker:
         max_deliveries: int | None = None,
         shutdown_deadline_s: float | None = None,
         metrics: MetricsSink | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._keys = Keys(queue_name)
         self.name = queue_name
@@ -91,13 +95,17 @@ class Worker:
             batch=batch,
             batch_linger_ms=batch_linger_ms,
         )
-        self._handlers = Handlers(
+        self._handlers: Handlers = Handlers(
             handler,
             default=default,
             threads=threads or min(concurrency, 32),
             processes=processes,
             timeout_ms=timeout_ms,
         )
+        if tracing is not None:
+            self._handlers = TracedHandlers(
+                self._handlers, tracing, self._keys, group, self._connection
+            )
         self._credential_provider = credential_provider
         self._metrics = metrics
         self._engine: Engine | None = None
@@ -162,6 +170,10 @@ class Worker:
         await self.close()
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
+
+    def _connection(self) -> Connection:
+        assert self._engine is not None
+        return self._engine.connection
 
     def _make_engine(self) -> Engine:
         return Engine(

@@ -1,0 +1,244 @@
+"""OpenTelemetry: one trace from the add through all runs, and metrics that agree with them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis as redis_py
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+
+from chasqui import Queue, UnrecoverableError, Worker, sync
+from chasqui.keys import Keys
+from chasqui.metrics.otel import OtelSink, OtelTracing
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(exporter: InMemorySpanExporter) -> TracerProvider:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
+
+
+@pytest.fixture
+def tracing(provider: TracerProvider) -> OtelTracing:
+    return OtelTracing(tracer_provider=provider)
+
+
+@asynccontextmanager
+async def working(name: str, handler: Any, url: str, **options: Any) -> AsyncIterator[None]:
+    worker = Worker(name, handler, redis_url=url, **options)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        await worker.close()
+        await task
+
+
+def by_start(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+
+
+def kept(server: Server, queue_name: str) -> list[bytes]:
+    with redis_py.Redis.from_url(server.url) as redis:
+        return list(redis.scan_iter(Keys(queue_name).trace("*"), count=1000))
+
+
+async def test_one_trace_from_the_add_through_two_retries(
+    server: Server,
+    queue_name: str,
+    provider: TracerProvider,
+    tracing: OtelTracing,
+    exporter: InMemorySpanExporter,
+) -> None:
+    async def handler(job: Any) -> str:
+        with provider.get_tracer("mine").start_as_current_span("inside"):
+            if job.attempt < 2:
+                raise ValueError("not yet")
+        return "done"
+
+    async with Queue(queue_name, redis_url=server.url, tracing=tracing) as queue:
+        with provider.get_tracer("mine").start_as_current_span("request"):
+            job = await queue.add("mail", 1, backoff=1)
+        async with working(queue_name, handler, server.url, tracing=tracing, store_results=True):
+            assert await job.result() == "done"
+    spans = [span for span in by_start(exporter) if span.name != "inside"]
+    assert [span.name for span in spans] == [
+        "request",
+        f"send {queue_name}",
+        *[f"process {queue_name}"] * 3,
+    ]
+    request, send, *runs = spans
+    assert {span.context.trace_id for span in exporter.get_finished_spans()} == {
+        request.context.trace_id
+    }
+    assert send.parent == request.context
+    assert (send.kind, send.attributes["messaging.operation.type"]) == (SpanKind.PRODUCER, "send")
+    assert [run.parent.span_id for run in runs] == [send.context.span_id] * 3
+    assert [run.kind for run in runs] == [SpanKind.CONSUMER] * 3
+    assert [run.attributes["chasqui.job.attempt"] for run in runs] == [1, 2, 3]
+    links = [[link.context.span_id for link in run.links] for run in runs]
+    assert links == [[], [runs[0].context.span_id], [runs[1].context.span_id]]
+    assert [run.status.status_code for run in runs] == [
+        StatusCode.ERROR,
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    ]
+    for span in (send, *runs):
+        assert span.attributes["messaging.system"] == "chasqui"
+        assert span.attributes["messaging.destination.name"] == queue_name
+        assert span.attributes["messaging.message.id"] == job.id
+    inside = [span for span in by_start(exporter) if span.name == "inside"]
+    assert [span.parent.span_id for span in inside] == [run.context.span_id for run in runs]
+    assert kept(server, queue_name) == []
+
+
+async def test_delayed_bulk_and_unique_jobs_carry_their_trace(
+    redis_86: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
+) -> None:
+    async def handler(job: Any) -> None:
+        pass
+
+    async with Queue(queue_name, redis_url=redis_86.url, tracing=tracing) as queue:
+        jobs = [
+            await queue.add("late", 1, delay_ms=20),
+            await queue.add_unique("once", 2, job_id="my-id"),
+            *await queue.add_bulk([{"name": "many", "data": i} for i in range(3)]),
+        ]
+        again = await queue.add_unique("once", 2, job_id="my-id")
+        assert not again.is_new
+        async with working(queue_name, handler, redis_86.url, tracing=tracing):
+            await asyncio.gather(*(job.result() for job in jobs))
+    sends = [span for span in by_start(exporter) if span.kind is SpanKind.PRODUCER]
+    runs = [span for span in by_start(exporter) if span.kind is SpanKind.CONSUMER]
+    assert [span.attributes.get("messaging.batch.message_count") for span in sends] == [
+        None,
+        None,
+        3,
+        None,
+    ]
+    parents = {run.attributes["messaging.message.id"]: run.parent.span_id for run in runs}
+    of_jobs = [sends[0], sends[1], *[sends[2]] * 3]
+    assert parents == {
+        job.id: send.context.span_id for job, send in zip(jobs, of_jobs, strict=True)
+    }
+
+
+async def test_a_queue_without_an_event_loop_traces_too(
+    redis_86: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
+) -> None:
+    done = asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        done.set()
+
+    with sync.Queue(queue_name, redis_url=redis_86.url, tracing=tracing) as queue:
+        queue.add("mail", 1)
+    async with working(queue_name, handler, redis_86.url, tracing=tracing):
+        await done.wait()
+    send, run = by_start(exporter)
+    assert run.parent.span_id == send.context.span_id
+
+
+async def test_a_batch_links_to_where_its_jobs_came_from(
+    redis_86: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
+) -> None:
+    async def handler(jobs: list[Any]) -> None:
+        pass
+
+    async with Queue(queue_name, redis_url=redis_86.url, tracing=tracing) as queue:
+        jobs = [await queue.add("mail", 1), await queue.add("mail", 2)]
+        async with working(queue_name, handler, redis_86.url, tracing=tracing, batch=2):
+            await asyncio.gather(*(job.result() for job in jobs))
+    first, second, run = by_start(exporter)
+    assert run.parent is None
+    assert {link.context.span_id for link in run.links} == {
+        first.context.span_id,
+        second.context.span_id,
+    }
+
+
+async def test_a_trace_that_is_not_recorded_leaves_nothing(
+    redis_86: Server, queue_name: str
+) -> None:
+    off = OtelTracing(tracer_provider=TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False))
+    async with Queue(queue_name, redis_url=redis_86.url, tracing=off) as queue:
+        await queue.add("mail", 1)
+    assert kept(redis_86, queue_name) == []
+
+
+async def test_jobs_run_although_their_traces_cannot_be_kept_or_read(
+    redis_86: Server,
+    queue_name: str,
+    tracing: OtelTracing,
+    exporter: InMemorySpanExporter,
+    make_proxy: Callable[[str], Proxy],
+) -> None:
+    async def handler(job: Any) -> None:
+        if job.data == 2:
+            raise UnrecoverableError("no")
+
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:  # keeps none
+        jobs = [await queue.add("mail", 1), await queue.add("mail", 2)]
+        proxy.fail(Fault.CUT_AFTER, "MGET")
+        async with working(queue_name, handler, proxy.url, tracing=tracing):
+            assert await jobs[0].result() is None
+            with pytest.raises(RuntimeError):
+                await jobs[1].result()
+    assert {span.parent for span in exporter.get_finished_spans()} == {None}
+    assert kept(redis_86, queue_name) == []
+
+
+async def test_metrics_agree_with_what_happened(redis_86: Server, queue_name: str) -> None:
+    async def handler(job: Any) -> None:
+        if job.data == 0 and job.attempt == 0:
+            raise ValueError("once")
+        if job.data == 1:
+            raise UnrecoverableError("never")
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    sink = OtelSink(meter_provider=provider, queue=queue_name)
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        jobs = [await queue.add("mail", i, backoff=1) for i in range(5)]
+        async with working(queue_name, handler, redis_86.url, metrics=sink):
+            await asyncio.gather(*(job.result() for job in jobs), return_exceptions=True)
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = {
+        metric.name: list(metric.data.data_points)
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    sums = {
+        name: sum(getattr(point, "value", getattr(point, "count", 0)) for point in points)
+        for name, points in found.items()
+    }
+    assert sums["chasqui.jobs.completed"] == 4
+    assert sums["chasqui.jobs.failed"] == 2
+    assert sums["messaging.process.duration"] == 6
+    assert sums["chasqui.retries.scheduled"] == sums["chasqui.promoter.promoted"] == 1
+    assert sums["chasqui.dlq.routed"] == 1
+    (dead,) = found["chasqui.dlq.routed"]
+    assert dead.attributes == {
+        "messaging.system": "chasqui",
+        "messaging.destination.name": queue_name,
+        "chasqui.job.name": "mail",
+        "chasqui.dlq.reason": "unrecoverable",
+    }
+    provider.shutdown()
