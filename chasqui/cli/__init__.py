@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "inspect": "inspect",
     "queues": "queues",
     "watch": "watch",
-    # "top": "top",
+    "top": "top",
     "events": "events",
     "tail": "events",
     "job": "job",
