@@ -1,0 +1,132 @@
+"""Controls: workers and books that are broken on purpose, which the audit must catch."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+
+from chasqui import Queue, scripts
+from chasqui._core.envelope import encode_delayed_member
+from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
+from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.request import Effect
+from tests.ledger import Census, Ledger, audit, number
+from tests.servers import Server
+
+LEASE_MS = 50
+
+
+class BrokenWorker:
+    """Reads and runs jobs as a worker does, but for one mistake."""
+
+    def __init__(self, url: str, queue_name: str, folder: Path, who: str) -> None:
+        self.keys = Keys(queue_name)
+        self.client = redis.Redis.from_url(url)
+        self.ledger = Ledger(folder)
+        self.who = who
+        if not self.client.xinfo_groups(self.keys.stream):
+            self.client.xgroup_create(self.keys.stream, DEFAULT_GROUP, "0")
+
+    def take(self, count: int = 100) -> list[tuple[bytes, bytes]]:
+        """Entries of its own, and what others have left for a lease."""
+        self.client.xautoclaim(self.keys.stream, DEFAULT_GROUP, self.who, LEASE_MS)
+        self.client.xreadgroup(DEFAULT_GROUP, self.who, {self.keys.stream: ">"}, count=count)
+        found = self.client.xreadgroup(DEFAULT_GROUP, self.who, {self.keys.stream: "0"})
+        return [(entry_id, fields[ENVELOPE]) for entry_id, fields in found[0][1]]
+
+    def run(self, envelope: bytes) -> None:
+        self.ledger.write("start", number(envelope), self.who)
+        self.ledger.write("end", number(envelope), self.who)
+
+    def ack(self, *entry_ids: bytes) -> None:
+        self.client.xack(self.keys.stream, DEFAULT_GROUP, *entry_ids)
+        self.client.xdel(self.keys.stream, *entry_ids)
+
+
+@pytest.fixture
+def broken(valkey_9: Server, queue_name: str, tmp_path: Path) -> BrokenWorker:
+    async def add() -> None:
+        async with Queue(queue_name, redis_url=valkey_9.url) as queue:
+            await queue.add_bulk([{"name": "quick", "data": {"n": n}} for n in range(5)])
+
+    asyncio.run(add())
+    return BrokenWorker(valkey_9.url, queue_name, tmp_path, "broken")
+
+
+@pytest.fixture
+def url(valkey_9: Server) -> str:
+    return valkey_9.url
+
+
+def faults(broken: BrokenWorker, url: str, **options: int) -> dict[str, set[int]]:
+    census = Census.take(url, broken.keys.queue)
+    return audit(range(5), broken.ledger.read(), census, **options).faults
+
+
+def test_a_sound_one_passes(broken: BrokenWorker, url: str) -> None:
+    for entry_id, envelope in broken.take():
+        broken.run(envelope)
+        broken.ack(entry_id)
+    assert faults(broken, url) == {}
+
+
+def test_it_acknowledges_before_the_run_and_dies(broken: BrokenWorker, url: str) -> None:
+    entries = broken.take()
+    broken.ack(*(entry_id for entry_id, _ in entries))
+    for _, envelope in entries[:2]:
+        broken.run(envelope)
+    assert faults(broken, url) == {"lost": {2, 3, 4}}
+
+
+def test_it_adds_the_retry_and_dies_before_the_ack(broken: BrokenWorker, url: str) -> None:
+    (_, envelope), *_ = broken.take()
+    broken.client.zadd(broken.keys.delayed, {encode_delayed_member("quick", envelope): 1})
+    assert faults(broken, url) == {"doubled": {0}}
+
+
+def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_path: Path) -> None:
+    """The same steps through the fenced script are refused: that is what the fence is for."""
+    entries = broken.take()
+    heir = BrokenWorker(url, broken.keys.queue, tmp_path, "heir")
+    heir.client.xclaim(
+        broken.keys.stream, DEFAULT_GROUP, "heir", 0, [entry_id for entry_id, _ in entries]
+    )
+    for entry_id, envelope in entries:
+        heir.run(envelope)
+        heir.ack(entry_id)
+    (entry_id, envelope), *_ = entries
+    connection = BlockingConnection(Endpoint.parse(url), key=broken.keys.stream, client_name="t")
+    arguments = [DEFAULT_GROUP, "broken", "", entry_id, 2, ENVELOPE, envelope]
+    keys = [broken.keys.stream, broken.keys.dlq]
+    fenced = connection.call(scripts.call(scripts.BURY, keys, arguments, Effect.IDEMPOTENT))
+    connection.close()
+    assert fenced == b"0"
+    assert faults(broken, url) == {}
+
+    broken.client.xadd(broken.keys.dlq, {ENVELOPE: envelope})
+    broken.ack(entry_id)
+    assert faults(broken, url) == {"contradictory": {0}}
+
+
+def test_it_never_comes_back_for_what_it_took(broken: BrokenWorker, url: str) -> None:
+    broken.take()
+    assert faults(broken, url, lease_ms=-1) == {"stuck": {0, 1, 2, 3, 4}}
+
+
+def test_two_run_the_same_job_at_once(broken: BrokenWorker, url: str) -> None:
+    broken.ledger.write("start", 0, "broken")
+    broken.ledger.write("start", 0, "heir")
+    broken.ledger.write("end", 0, "broken")
+    broken.ledger.write("start", 1, "killed")
+    broken.ledger.write("dead", -1, "killed")
+    broken.ledger.write("start", 1, "heir")
+    found = audit(range(5), broken.ledger.read(), Census.take(url, broken.keys.queue))
+    assert found.overlapping == {0}
+    assert found.extra == {0: 1, 1: 1}
+
+
+def test_a_job_that_nobody_added(broken: BrokenWorker, url: str) -> None:
+    broken.ledger.write("start", 99, "broken")
+    assert faults(broken, url) == {"unexpected": {99}}

@@ -1,0 +1,107 @@
+"""Workers that are killed, stopped or late: every job is done, and by one of them."""
+
+import signal
+
+from tests.crash.conftest import LEASE_MS, Fleet, eventually
+
+LEASE_S = LEASE_MS / 1000
+#: How long after the lease every job of a dead worker must have begun elsewhere.
+TAKE_OVER_S = 2.0
+
+
+def test_jobs_of_a_killed_worker_run_elsewhere(fleet: Fleet) -> None:
+    fleet.add("hold", 300)
+    doomed = fleet.start("doomed", concurrency=100, read_count=200)
+    eventually(lambda: fleet.ledger.count("start") == 100, "100 jobs run")
+    eventually(lambda: fleet.consumers().get("doomed") == 300, "200 more are prefetched")
+    heir = fleet.start("heir", concurrency=100)
+    heir.open_gate()
+    fleet.started("heir")
+    assert fleet.ledger.count("start") == 100
+
+    doomed.kill()
+    fleet.ended(300)
+
+    (killed,) = fleet.ledger.read("dead")
+    late_s = max(fact.at_s for fact in fleet.ledger.read("start")) - killed.at_s - LEASE_S
+    print(f"the last job began {late_s:.2f} s after the lease")
+    assert fleet.rest().is_empty
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.overlapping == set()
+    assert audit.extra_runs == 100
+    assert late_s <= TAKE_OVER_S
+
+
+def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
+    fleet.add("quick", 200)
+    doomed = fleet.start("doomed", dies_before_flush=2)
+    assert doomed.wait() == 71
+    (unflushed,) = fleet.ledger.read("unflushed")
+    ended = {fact.n for fact in fleet.ledger.read("end")}
+    fleet.start("heir")
+    eventually(lambda: fleet.census().is_empty, "all is done")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert set(audit.extra) <= ended
+    assert audit.extra_runs == unflushed.n > 0
+
+
+def test_a_zombie_is_refused_and_reported(fleet: Fleet) -> None:
+    jobs = [*fleet.add("hold", 10), *fleet.add("hold, retry", 10), *fleet.add("hold, bury", 10)]
+    zombie = fleet.start("zombie", fails=True, concurrency=30)
+    eventually(lambda: fleet.ledger.count("start") == 30, "all run")
+    zombie.signal(signal.SIGSTOP)
+    heir = fleet.start("heir", concurrency=30)
+    heir.open_gate()
+    fleet.ended(30)
+    eventually(lambda: fleet.census().is_empty, "the heir has acknowledged them")
+
+    zombie.open_gate()
+    zombie.signal(signal.SIGCONT)
+    eventually(lambda: len(fleet.ledger.read("fail")) == 20, "the zombie finishes its runs")
+    eventually(lambda: "were taken over by another worker" in zombie.log, "it is told")
+    zombie.terminate()
+    assert zombie.wait() == 0
+
+    assert fleet.census().is_empty
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert set(audit.extra) == set(jobs)
+    assert audit.extra_runs == 30
+
+
+def test_a_zombie_takes_nothing_from_an_owner_that_still_runs_it(fleet: Fleet) -> None:
+    """The acks and moves come back to life while the entries are pending elsewhere."""
+    for name in ("hold", "hold, retry", "hold, bury"):
+        fleet.add(name, 5)
+    zombie = fleet.start("zombie", fails=True)
+    eventually(lambda: fleet.ledger.count("start") == 15, "all run")
+    zombie.signal(signal.SIGSTOP)
+    heir = fleet.start("heir")
+    eventually(lambda: fleet.ledger.count("start") == 30, "all run again")
+    zombie.open_gate()
+    zombie.signal(signal.SIGCONT)
+    eventually(lambda: len(fleet.ledger.read("fail")) == 10, "the zombie finishes its runs")
+    zombie.terminate()
+    assert zombie.wait() == 0
+    assert len(fleet.census().pending) == 15, "all still belong to the heir"
+    heir.open_gate()
+    eventually(lambda: fleet.census().is_empty, "the heir finishes")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.extra_runs == 15
+
+
+def test_slow_handlers_run_once(fleet: Fleet) -> None:
+    """Longer than the lease, and even with the loop blocked for so long; another worker waits."""
+    fleet.start("one", concurrency=2)
+    fleet.start("other", concurrency=2)
+    fleet.started("one", "other")
+    fleet.add("long", 2, s=3 * LEASE_S)
+    fleet.add("block", 2, s=2 * LEASE_S)
+    fleet.ended(4)
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.extra_runs == 0

@@ -1,0 +1,141 @@
+"""The workers that the tests harm: `python -m chasqui worker tests.crash.workers:make`.
+
+What they are told comes in the environment; what they do goes into the ledger.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from chasqui import Job, UnrecoverableError, Worker
+from chasqui.consumer.acker import Acker, Batch
+from tests.ledger import Ledger
+
+SETTINGS = "CRASH_TEST_WORKER"
+#: How often a held handler looks whether its gate is open.
+GATE_POLL_S = 0.01
+
+
+def make() -> Worker:
+    """The worker that the environment describes."""
+    told = json.loads(os.environ[SETTINGS])
+    runs = Runs(Path(told["folder"]), told["who"], fails=told["fails"])
+    if told["dies_before_flush"]:
+        die_before_flush(runs.ledger, told["who"], told["dies_before_flush"])
+    return Worker(told["queue"], runs.handlers(), consumer_id=told["who"], **told["options"])
+
+
+def make_of_many() -> Worker:
+    """The same, for several processes at once: the consumer is named for its process."""
+    told = json.loads(os.environ[SETTINGS])
+    runs = Runs(Path(told["folder"]), str(os.getpid()), fails=told["fails"])
+    return Worker(told["queue"], runs.handlers(), **told["options"])
+
+
+class Runs:
+    """Handlers that keep the books. `fails`: the ones named for it raise when their gate opens."""
+
+    def __init__(self, folder: Path, who: str, *, fails: bool = False) -> None:
+        self.ledger = Ledger(folder)
+        self._who = who
+        self._gate = folder / f"gate-{who}"
+        self._fails = fails
+
+    def handlers(self) -> dict[str, Any]:
+        return {
+            "quick": self.quick,
+            "work": self.work,
+            "hold": self.hold,
+            "hold, retry": self.hold_then_retry,
+            "hold, bury": self.hold_then_bury,
+            "long": self.long,
+            "block": self.block,
+            "fail": self.fail,
+            "bury": self.bury,
+            "crash": self.crash,
+        }
+
+    async def quick(self, job: Job) -> int:
+        self._start(job)
+        self._end(job)
+        return int(job.data["n"])
+
+    async def work(self, job: Job) -> None:
+        self._start(job)
+        await asyncio.sleep(random.Random(job.data["n"]).uniform(0, 0.02))
+        self._end(job)
+
+    async def hold(self, job: Job) -> None:
+        self._start(job)
+        await self._wait()
+        self._end(job)
+
+    async def hold_then_retry(self, job: Job) -> None:
+        self._start(job)
+        await self._wait()
+        if self._fails:
+            self.ledger.write("fail", job.data["n"], self._who)
+            raise RuntimeError("as told")
+        self._end(job)
+
+    async def hold_then_bury(self, job: Job) -> None:
+        self._start(job)
+        await self._wait()
+        if self._fails:
+            self.ledger.write("fail", job.data["n"], self._who)
+            raise UnrecoverableError("as told")
+        self._end(job)
+
+    async def long(self, job: Job) -> None:
+        self._start(job)
+        await asyncio.sleep(job.data["s"])
+        self._end(job)
+
+    async def block(self, job: Job) -> None:
+        self._start(job)
+        time.sleep(job.data["s"])  # noqa: ASYNC251 - the mistake that must do no harm
+        self._end(job)
+
+    async def fail(self, job: Job) -> None:
+        self._start(job)
+        self.ledger.write("fail", job.data["n"], self._who)
+        raise RuntimeError("as told")
+
+    async def bury(self, job: Job) -> None:
+        self._start(job)
+        self.ledger.write("fail", job.data["n"], self._who)
+        raise UnrecoverableError("as told")
+
+    async def crash(self, job: Job) -> None:
+        self._start(job)
+        os._exit(70)
+
+    def _start(self, job: Job) -> None:
+        self.ledger.write("start", job.data["n"], self._who)
+
+    def _end(self, job: Job) -> None:
+        self.ledger.write("end", job.data["n"], self._who)
+
+    async def _wait(self) -> None:
+        while not self._gate.exists():  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(GATE_POLL_S)
+
+
+def die_before_flush(ledger: Ledger, who: str, flushes: int) -> None:
+    """Let the process end when it is about to send its acks for the nth time."""
+    post = Acker._post
+    left = flushes
+
+    def post_or_die(acker: Acker, batch: Batch) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            ledger.write("unflushed", acker.waiting + len(batch.ids), who)
+            os._exit(71)
+        post(acker, batch)
+
+    Acker._post = post_or_die  # type: ignore[method-assign]
