@@ -7,14 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chasqui.spark.session import session as session
+    from chasqui.spark.sessions import session as session
     from chasqui.spark.source import ChasquiDataSource as ChasquiDataSource
     from chasqui.spark.source import register as register
 
 _HOMES = {
     "ChasquiDataSource": "source",
     "register": "source",
-    "session": "session",
+    "session": "sessions",
 }
 
 __all__ = sorted(_HOMES)

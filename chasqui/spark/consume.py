@@ -163,8 +163,9 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     def _held(self) -> Keeper:
         """The keeper of this query's name, which it holds from the first call on."""
         if self._keeper is None:
-            self._keeper = Keeper(self._options)
-            self._keeper.open()
+            keeper = Keeper(self._options)
+            keeper.open()
+            self._keeper = keeper
         self._keeper.check()
         return self._keeper
 

@@ -1,0 +1,90 @@
+"""What the Spark tests share. Most drive readers and writers directly, without a JVM.
+
+Without the spark extra only `test_environment.py` is collected, which says so in one line.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Server
+
+HAS_EXTRA = all(importlib.util.find_spec(name) for name in ("pyspark", "pandas", "pyarrow"))
+collect_ignore_glob: list[str] = []
+if not HAS_EXTRA:
+    collect_ignore_glob.append("test_[!e]*.py")
+
+#: The servers that the pipeline is promised to run on.
+SERVERS = ("redis-8.6", "valkey-9")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.slow)
+            # Of Spark and of what it imports, not of ours.
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(300))
+
+
+def unavailable(reason: str) -> None:
+    """Skip, with the reason in one line; in CI that is an error."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", params=SERVERS)
+def each_server(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Server:
+    """Each server that the pipeline is promised to run on."""
+    return shared_server(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _close_what_was_opened() -> Iterator[None]:
+    yield
+    if HAS_EXTRA:
+        from tests.spark.direct import OPENED
+
+        while OPENED:
+            OPENED.pop()()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One session for the run: two cores, and tasks may fail three times."""
+    from chasqui.errors import NotSupportedError
+    from chasqui.spark import session
+    from chasqui.spark.sessions import find_java
+
+    try:
+        find_java()
+    except NotSupportedError as error:
+        unavailable(str(error))
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (root, os.environ.get("PYTHONPATH", "")))
+    )
+    # The workers have the environment of the JVM, which has ours as it is now.
+    os.environ["CHASQUI_SPARK_TEST_FLAG"] = "set before the session"
+    running = session(
+        "local[2,4]",
+        app_name="chasqui-tests",
+        conf={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.pollingDelay": "10ms",
+            "spark.driver.memory": "1g",
+        },
+    )
+    running.sparkContext.setLogLevel("OFF")
+    yield running
+    running.stop()

@@ -1,0 +1,123 @@
+"""Ranges leave no gap and share no entry; losses are counted to the entry."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chasqui.spark import ranges
+from chasqui.spark.ranges import DataLossError, Mark, Place
+from tests.servers import Server
+from tests.spark.direct import Redis, rows_between, step, tail_reader
+
+COUNTS = st.lists(st.integers(1, 5000), max_size=60)
+
+
+@given(counts=COUNTS, most_rows=st.integers(1, 20_000), least=st.integers(0, 20))
+def test_ranges_cover_every_mark_once_and_in_order(counts: list[int], most_rows: int, least: int):
+    marks = [Mark(f"{i + 1}-0", count) for i, count in enumerate(counts)]
+    cut = ranges.cut("0-0", marks, most_rows, least)
+    assert sum(one.count for one in cut) == sum(counts)
+    places = ["0-0", *(one.last for one in cut)]
+    assert [one.after for one in cut] == places[:-1]
+    if counts:
+        assert places[-1] == marks[-1].id
+        fair = sum(counts) / max(1, len(cut))
+        assert all(one.count <= fair + 2 * max(counts) + most_rows for one in cut)
+
+
+@given(ms=st.integers(0, 2**48), seq=st.integers(0, 2**63))
+def test_a_time_splits_ids_where_it_says(ms: int, seq: int):
+    entry = ranges.order(f"{ms}-{seq}")
+    assert ranges.order(ranges.before_ms(ms)) < entry or (ms, seq) == (0, 0)
+    assert entry <= ranges.order(ranges.until_ms(ms))
+    assert ms == 0 or entry > ranges.order(ranges.until_ms(ms - 1))
+
+
+def test_a_walk_counts_what_is_there(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    redis.add_events(2500)
+    run = redis.connection.run
+    walked = run(ranges.walk(redis.keys.events, Place("0-0", 0), step=700))
+    assert walked.count == 2500
+    assert walked.lost == 0
+    assert walked.end.ordinal == 2500
+    assert run(ranges.tip(redis.keys.events)) == walked.end
+    half = run(ranges.walk(redis.keys.events, Place("0-0", 0), most=1000, step=300))
+    assert half.count == 1000
+    rest = run(ranges.walk(redis.keys.events, half.end, step=300))
+    assert rest.count == 1500
+    assert rest.end == walked.end
+    nothing = run(ranges.walk(b"{chasqui:none}:events", Place("0-0", 0)))
+    assert (nothing.count, nothing.lost) == (0, 0)
+
+
+def test_trimmed_entries_are_counted_to_the_entry(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    redis.add_events(1000)
+    reader = tail_reader(
+        each_server.url, queue_name, startingOffsets="earliest", failOnDataLoss=False
+    )
+    start, rows = step(reader, reader.initialOffset(), 100)
+    assert len(rows) == 100
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 640)  # 360 are gone, 260 of them unread
+    end, rows = step(reader, start)
+    assert len(rows) == 640
+    assert end[queue_name]["lost"] == 260
+    assert end[queue_name]["n"] == 1000
+    strict = tail_reader(each_server.url, queue_name, startingOffsets="earliest")
+    with pytest.raises(DataLossError, match=r"^260 entries of events of queue"):
+        step(strict, start)
+
+
+def test_entries_trimmed_before_the_query_began_are_not_lost(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    redis.add_events(300)
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 100)
+    reader = tail_reader(each_server.url, queue_name, startingOffsets="earliest")
+    start = reader.initialOffset()
+    assert start == {queue_name: {"id": "0-0", "n": 200}}
+    end, rows = step(reader, start)
+    assert len(rows) == 100
+    assert end[queue_name]["n"] == 300
+
+
+def test_entries_trimmed_between_planning_and_reading_fail_the_task(
+    each_server: Server, queue_name: str
+):
+    redis = Redis(each_server.url, queue_name)
+    redis.add_events(500)
+    reader = tail_reader(each_server.url, queue_name, startingOffsets="earliest")
+    start = reader.initialOffset()
+    end, _ = step(reader, start, 400)
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 450)
+    with pytest.raises(DataLossError, match=r"^50 entries"):
+        rows_between(reader, start, end)  # a task of the same planning
+    restarted = tail_reader(each_server.url, queue_name)
+    with pytest.raises(DataLossError, match=r"^50 entries"):
+        restarted.partitions(start, end)  # the batch planned again after a restart
+    tolerant = tail_reader(each_server.url, queue_name, failOnDataLoss=False)
+    assert len(rows_between(tolerant, start, end)) == 350
+
+
+def test_a_stream_that_was_deleted_and_made_anew_is_a_loss(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    redis.add_events(50)
+    reader = tail_reader(each_server.url, queue_name, startingOffsets="earliest")
+    start, _ = step(reader, reader.initialOffset())
+    redis("DEL", redis.keys.events)
+    redis.add_events(20)
+    with pytest.raises(DataLossError, match=r"^an unknown number of entries"):
+        step(reader, start)
+
+
+def test_where_the_server_does_not_count_a_strict_query_is_refused(
+    redis_62: Server, queue_name: str
+):
+    redis = Redis(redis_62.url, queue_name)
+    redis.add_events(30)
+    with pytest.raises(ValueError, match="does not count the entries ever added"):
+        tail_reader(redis_62.url, queue_name, startingOffsets="earliest").initialOffset()
+    reader = tail_reader(redis_62.url, queue_name, startingOffsets="earliest", failOnDataLoss=False)
+    end, rows = step(reader, reader.initialOffset())
+    assert len(rows) == 30
+    assert "n" not in end[queue_name]
