@@ -36,16 +36,13 @@ class Running:
         return await self.fact(self.metrics.next(kind))
 
     async def completed(self, count: int) -> None:
-        while self.metrics.jobs_completed < count:
-            await self.fact(self._anything())
+        await self.fact(self._told(lambda: self.metrics.jobs_completed >= count))
 
     async def buried(self, count: int) -> None:
-        while self.metrics.dlq_count() < count:
-            await self.fact(self._anything())
+        await self.fact(self._told(lambda: self.metrics.dlq_count() >= count))
 
     async def retried(self, count: int) -> None:
-        while self.metrics.total_retries < count:
-            await self.fact(self._anything())
+        await self.fact(self._told(lambda: self.metrics.total_retries >= count))
 
     async def fact(self, waited: Awaitable[Any]) -> Any:
         """What is waited for, unless the worker ends before it."""
@@ -68,10 +65,12 @@ class Running:
         await self.worker.close()
         await asyncio.wait_for(asyncio.shield(self.task), WAIT_S)
 
-    async def _anything(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self.metrics._waiters.append(waiter)
-        await waiter
+    async def _told(self, fact: Callable[[], bool]) -> None:
+        """Wait for a fact that only a new record can make true."""
+        while not fact():
+            waiter = asyncio.get_running_loop().create_future()
+            self.metrics._waiters.append(waiter)
+            await waiter
 
 
 @pytest.fixture

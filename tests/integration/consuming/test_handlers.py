@@ -16,6 +16,9 @@ from chasqui.worker import Consumer, RawJob, Worker
 from tests.integration.consuming import handlers
 from tests.integration.consuming.conftest import Redis, Running, at_rest, until
 
+#: What happens in pools has nothing to do with the server.
+ONE_SERVER = pytest.mark.parametrize("server", ["valkey-9"], indirect=True)
+
 Start = Callable[..., Running]
 Dead = Callable[[], Awaitable[list[dict[bytes, bytes]]]]
 
@@ -68,6 +71,7 @@ async def test_plain_functions_run_in_threads_side_by_side(queue: Queue, start: 
     assert all("chasqui-handler" in name for name in names)
 
 
+@ONE_SERVER
 async def test_processes_run_plain_and_async_functions(queue: Queue, start: Start) -> None:
     mapping = {
         "pid": handlers.process_id,
@@ -83,6 +87,7 @@ async def test_processes_run_plain_and_async_functions(queue: Queue, start: Star
     assert await running.result(queue, here.id) == os.getpid()
 
 
+@ONE_SERVER
 @pytest.mark.parametrize(
     ("data", "error"),
     [
@@ -105,6 +110,7 @@ async def test_what_fails_in_a_process_fails_here_and_the_next_job_runs(
     assert await running.result(queue, job.id) == "fine"
 
 
+@ONE_SERVER
 async def test_unrecoverable_is_known_through_a_process(
     queue: Queue, start: Start, dead: Dead
 ) -> None:
@@ -286,6 +292,7 @@ async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
         end.set()
 
 
+@ONE_SERVER
 async def test_a_process_over_its_time_is_ended(queue: Queue, start: Start) -> None:
     running = start(
         handlers.behave, timeout_ms=3000, concurrency=2, processes=1, store_results=True

@@ -15,7 +15,7 @@ from tests.servers import Server
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: The first jobs fill pools, caches and free lists.
 WARM_UP = 100_000
-#: What an allocator may still take; an id kept of each job of the long run would be five times that.
+#: What an allocator may still take; an id kept of each job of a long run would be much more.
 MAX_GROWTH_BYTES = 10_000_000
 
 
