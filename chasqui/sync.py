@@ -29,8 +29,11 @@ from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
 from chasqui.plans import Counts, Plans, ResultWait
 from chasqui.policy import REQUEST_TIMEOUT_S
+from chasqui.queue_events import BlockingQueueEvents as QueueEvents
 from chasqui.request import Plan
 from chasqui.tracing import Tracing, add
+
+__all__ = ["Queue", "QueueEvents"]
 
 T = TypeVar("T")
 
