@@ -28,7 +28,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 #: How long the kernel waits for a silent peer to acknowledge what was sent.
 TCP_USER_TIMEOUT_MS: Final = 20_000
 
-_REDIAL_MIN_S, _REDIAL_MAX_S = 0.2, 2.0
+#: However long a server was away, it is found within a second of its return.
+_REDIAL_MIN_S, _REDIAL_MAX_S = 0.2, 0.7
 _BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
 #: A link that lived this long was a good one.
 _GOOD_LINK_S = 1.0
