@@ -39,7 +39,7 @@ def list_(
 @app.command()
 def cancel(
     queue: QueueName,
-    job_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of delayed jobs.")],
+    job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of delayed jobs.")],
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -17,7 +17,7 @@ from chasqui.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-Queues: TypeAlias = Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Their names.")]
+Queues: TypeAlias = Annotated[list[str], typer.Argument(metavar="QUEUE", help="Their names.")]
 
 
 def promoter(

@@ -14,7 +14,7 @@ from chasqui import events as kinds
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, escaped, print_json_line
 from chasqui.cli.run import connection_to, until_signal
-from chasqui.event_log import GAP, QueueEvent, parse_event
+from chasqui.event_log import GAP, EventLog, QueueEvent, parse_event
 from chasqui.keys import Keys
 from chasqui.queue_events import QueueEvents
 from chasqui.request import Effect
@@ -57,6 +57,7 @@ def events(
     """
     if not follow and start == "$":
         start = "0"  # from now on there is nothing that is there already
+    EventLog(Keys(queue), start, block_ms=0, count=_PAGE)  # is it a place at all?
     wants = _Wants(names=names, events=wanted)
 
     async def work() -> None:

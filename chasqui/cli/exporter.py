@@ -13,7 +13,7 @@ from chasqui.keys import DEFAULT_GROUP
 
 
 def exporter(
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="Their names.")],
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="Their names.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens.")] = 9465,
     address: Annotated[
         str, typer.Option(help="0.0.0.0 for all interfaces; there is no password.")

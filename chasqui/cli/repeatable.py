@@ -123,7 +123,7 @@ def remove(
 @app.command("next")
 def next_(
     queue: QueueName,
-    fires: Annotated[int, typer.Argument(metavar="[N]", min=1, help="How many.")] = 10,
+    fires: Annotated[int, typer.Argument(metavar="N", min=1, help="How many.")] = 10,
     key: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,

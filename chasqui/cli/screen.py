@@ -9,12 +9,13 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static
 
 from chasqui.cli.board import Board, Details
 from chasqui.cli.facts import History, sparkline
-from chasqui.cli.output import at_ms, cell, escaped
+from chasqui.cli.output import at_ms, cell, count, escaped
 from chasqui.config import Endpoint
 from chasqui.errors import ChasquiError
 
@@ -98,6 +99,8 @@ class Top(App[None]):
                 self._tell("" if self._board.histories else "no queues")
             except ChasquiError as error:
                 self._tell(str(error))
+            except NoMatches:
+                return  # the screen is being taken down
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._due.wait()
@@ -171,7 +174,7 @@ class Top(App[None]):
                     moved = await self._board.replay(queue, dead)
                     self.notify(f"replayed {moved} of queue {queue}", markup=False)
 
-        self.push_screen(Question(f"Run {dead:,} dead jobs of queue {queue} again?"), answer)
+        self.push_screen(Question(f"Run {count(dead, 'dead job')} of queue {queue} again?"), answer)
 
     async def action_inspect(self) -> None:
         if (queue := self._chosen()) is not None:
@@ -224,7 +227,7 @@ class Inspection(ModalScreen[None]):
         if self._details.dead:
             lines += ["", "dead since           name             why"]
         for job in self._details.dead[:8]:
-            why = f"{job.reason} {job.error or job.detail or ''}"
+            why = job.error or job.detail or job.reason
             lines.append(f"{cell(at_ms(job.added_ms))[:19]}  {job.name[:15]:<15}  {why[:34]}")
         with Vertical():
             yield Static("\n".join(map(escaped, lines)), markup=False)

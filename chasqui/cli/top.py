@@ -16,7 +16,7 @@ from chasqui.keys import DEFAULT_GROUP, check_queue_name
 def top(
     queues: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUEUE]...", help="Only these. Default: all that the server has."),
+        typer.Argument(metavar="QUEUE", help="Only these. Default: all that the server has."),
     ] = None,
     interval_ms: Annotated[int, typer.Option(min=50, help="From one look to the next.")] = 1000,
     redis_url: RedisUrl = None,

@@ -127,12 +127,17 @@ class _Screen:
             if isinstance(value, bool):
                 table.add_row(name, cell(value))
                 continue
-            shown = "-" if value is None else f"{value:,}"
-            if name == "pending" and not history.last.has_group:
-                shown = "0 (group not created)"
             change = history.change(name)
-            told = "" if change is None else f"{change:+,.0f}"
-            table.add_row(name, shown, told, "", sparkline(history.series(name), _WIDTH))
+            line = sparkline(history.series(name), _WIDTH)
+            if name == "pending" and not history.last.has_group:
+                line = "(group not created)"
+            table.add_row(
+                name,
+                "-" if value is None else f"{value:,}",
+                "" if change is None else f"{change:+,.0f}",
+                "",
+                line,
+            )
         for which in ("entered", "left"):
             rates = history.rates(which)
             rate = f"{rates[-1]:,.1f}" if rates else "-"

@@ -1,21 +1,33 @@
-"""The command line as its users have it: a process, with its output and its exit code."""
+"""The command line as its users have it: its output and its exit code.
 
+As a process where that proves something, else in this one, which is quicker.
+"""
+
+import contextlib
 import fcntl
+import io
 import json
+import logging
 import os
 import pty
 import re
+import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+from unittest.mock import patch
 
+import pyte
 import pytest
 import redis
 
+from chasqui import __main__ as command_line
 from chasqui._core.envelope import encode_envelope
 from chasqui.keys import Keys
 from chasqui.payload import encode
@@ -65,8 +77,122 @@ def run(*arguments: str, url: str | None = None, stdin: str = "") -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def call(*arguments: str, url: str | None = None, stdin: str = "") -> Ran:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = environment(**({"CHASQUI_URL": url} if url else {}))
+    with (
+        patch.dict(os.environ, variables, clear=True),
+        patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        _logging_left_as_it_was(),
+    ):
+        code = command_line.run(arguments)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _logging_left_as_it_was() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("chasqui")
+    before = root.handlers[:], root.level, ours.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        ours.setLevel(before[2])
+
+
+@contextlib.contextmanager
+def running(*arguments: str, url: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command that goes on until it is told to end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "chasqui", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(CHASQUI_URL=url, PYTHONUNBUFFERED="1"),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def end(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> Ran:
+    """Tell a running command to end; what it had not said before."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    return Ran(process.returncode, out, err)
+
+
+class Terminal:
+    """A command in a terminal of 80 columns and 24 lines; what its screen shows, and its keys."""
+
+    def __init__(self, *arguments: str, url: str) -> None:
+        self._screen = pyte.Screen(80, 24)
+        self._stream = pyte.ByteStream(self._screen)
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "chasqui", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(CHASQUI_URL=url, TERM="xterm-256color"),
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    @property
+    def shown(self) -> str:
+        return "\n".join(line.rstrip() for line in self._screen.display)
+
+    def wait_for(self, pattern: str, *, is_there: bool = True) -> str:
+        """Read until the screen shows what is looked for, or no longer does; the whole screen."""
+        until_s = time.monotonic() + 30
+        while bool(re.search(pattern, self.shown, re.MULTILINE)) is not is_there:
+            if not self._read(until_s):
+                pytest.fail(f"{pattern!r} is_there={not is_there}:\n{self.shown}")
+        return self.shown
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def interrupt(self) -> int:
+        """Ctrl+C; the exit code."""
+        self._process.send_signal(signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Read until the command ends; its exit code."""
+        until_s = time.monotonic() + 30
+        while self._read(until_s):
+            pass
+        return self._process.wait(30)
+
+    def _read(self, until_s: float) -> bool:
+        """Take what is shown next; False if nothing more comes."""
+        ready, _, _ = select.select([self._ours], [], [], max(0.0, until_s - time.monotonic()))
+        try:
+            chunk = os.read(self._ours, 65536) if ready else b""
+        except OSError:  # how Linux says that nobody has the terminal any more
+            chunk = b""
+        self._stream.feed(chunk)
+        return bool(chunk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._ours)
+
+
 def run_in_terminal(*arguments: str, url: str) -> Ran:
-    """Run a command in a terminal of 80 columns; `out` is what it showed, without colours."""
+    """Run a command in a terminal of 80 columns; `out` is what it showed, without its commands."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     variables = environment(CHASQUI_URL=url, TERM="xterm")
@@ -85,16 +211,16 @@ def run_in_terminal(*arguments: str, url: str) -> Ran:
                 break
             shown += chunk
     os.close(ours)
-    text = re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).replace("\r\n", "\n")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
     return Ran(process.returncode, text, "")
 
 
 @pytest.fixture
 def chasqui(valkey_9: Server) -> Chasqui:
-    """Runs `chasqui` against the run's Valkey 9."""
+    """Runs `chasqui`, in this process, against the run's Valkey 9."""
 
     def give(*arguments: str, **options: Any) -> Ran:
-        return run(*arguments, url=valkey_9.url, **options)
+        return call(*arguments, url=valkey_9.url, **options)
 
     return give
 

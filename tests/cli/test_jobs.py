@@ -6,7 +6,7 @@ from pathlib import Path
 import redis
 
 from chasqui.keys import Keys
-from tests.cli.conftest import Chasqui, run, run_in_terminal
+from tests.cli.conftest import Chasqui, call, run_in_terminal
 from tests.servers import RemoteServer, Server
 
 
@@ -14,10 +14,10 @@ def test_jobs_are_added_and_seen_on_every_server(
     server: Server | RemoteServer, queue_name: str
 ) -> None:
     url = server.url
-    assert run("add", queue_name, "mail", '{"to": "ada"}', url=url).code == 0
-    assert run("add", queue_name, "mail", "null", "--delay", "1h", url=url).code == 0
-    assert run("repeatable", "add", queue_name, "mail", "--every", "1h", url=url).code == 0
-    facts = run("inspect", queue_name, "--json", url=url).json
+    assert call("add", queue_name, "mail", '{"to": "ada"}', url=url).code == 0
+    assert call("add", queue_name, "mail", "null", "--delay", "1h", url=url).code == 0
+    assert call("repeatable", "add", queue_name, "mail", "--every", "1h", url=url).code == 0
+    facts = call("inspect", queue_name, "--json", url=url).json
     assert facts["oldest_job_in_stream_ms"] >= 0
     del facts["oldest_job_in_stream_ms"]
     assert facts == {
@@ -29,9 +29,9 @@ def test_jobs_are_added_and_seen_on_every_server(
         "repeatable_count": 1,
         "paused": False,
     }
-    listed = {row["queue"]: row for row in run("queues", "--json", url=url).json}
+    listed = {row["queue"]: row for row in call("queues", "--json", url=url).json}
     assert listed[queue_name]["waiting"] == 1
-    assert run("doctor", url=url).err == ""
+    assert call("doctor", url=url).err == ""
 
 
 def test_inspect_prints_the_rows_of_chasquimq_first(chasqui: Chasqui, queue_name: str) -> None:
@@ -176,3 +176,48 @@ def test_name_cannot_command_the_terminal(
     ):
         assert "\x1b[2J" not in ran.out
         assert "\\x1b[2J" in ran.out.replace("\n", "")
+
+
+def test_drain_deletes_what_nobody_has_begun_on_every_server(
+    server: Server | RemoteServer, queue_name: str
+) -> None:
+    url, keys = server.url, Keys(queue_name)
+    for job_id in ("held", "first", "second"):
+        call("add", queue_name, "mail", "1", "--id", job_id, url=url)
+    call("add", queue_name, "mail", "1", "--id", "late", "--delay", "1h", url=url)
+    with redis.Redis.from_url(url) as client:
+        client.xgroup_create(keys.stream, "default", "0")
+        client.xreadgroup("default", "somebody", {keys.stream: ">"}, count=1)
+    would = call("drain", queue_name, "--delayed", url=url).out
+    assert would == "would delete 2 waiting and 1 delayed jobs; add --yes to do it\n"
+    assert call("drain", queue_name, "--yes", url=url).out == "deleted 2 waiting jobs\n"
+    facts = call("inspect", queue_name, "--json", url=url).json
+    assert (facts["stream_depth"], facts["pending"], facts["delayed_depth"]) == (1, 1, 1)
+    drained = call("drain", queue_name, "--delayed", "--yes", "--json", url=url).json
+    assert drained == {"waiting": 0, "delayed": 1, "deleted": True}
+    for job_id in ("first", "late"):
+        assert call("add", queue_name, "mail", "1", "--id", job_id, url=url).out == f"{job_id}\n"
+    taken = call("add", queue_name, "mail", "1", "--id", "held", url=url).out
+    assert taken == "held was there already\n"
+
+
+def test_drain_goes_through_many_pages(chasqui: Chasqui, queue_name: str) -> None:
+    lines = [json.dumps({"name": "mail", "data": i}) for i in range(1201)]
+    lines += [json.dumps({"name": "m", "data": i, "delay_ms": 9_000_000}) for i in range(1201)]
+    chasqui("add", queue_name, "--from", "-", stdin="\n".join(lines))
+    ran = chasqui("drain", queue_name, "--delayed", "--yes")
+    assert ran.out == "deleted 1,201 waiting and 1,201 delayed jobs\n"
+    facts = chasqui("inspect", queue_name, "--json").json
+    assert (facts["stream_depth"], facts["delayed_depth"]) == (0, 0)
+
+
+def test_next_fires_are_those_of_all_repeatable_jobs(chasqui: Chasqui, queue_name: str) -> None:
+    chasqui("repeatable", "add", queue_name, "tick", "--every", "10s", "--limit", "2")
+    chasqui("repeatable", "add", queue_name, "digest", "--cron", "0 0 1 1 *")
+    rows = chasqui("repeatable", "next", queue_name, "4").rows
+    assert [row[1] for row in rows] == ["tick", "tick", "digest", "digest"]
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert all(row[0].endswith("-01-01T00:00:00.000Z") for row in rows[2:])
+    key = rows[0][2]
+    assert len(chasqui("repeatable", "next", queue_name, "--key", key).rows) == 2
+    assert chasqui("repeatable", "next", queue_name, "--key", "x").out == "no fires to come\n"

@@ -1,5 +1,6 @@
 """`demo`, `server`, `doctor`."""
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -9,14 +10,16 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tests.cli.conftest import Chasqui, environment, run, run_in_terminal
+from chasqui import Queue, Worker
+from chasqui.cli.rights import ROLES, needed
+from tests.cli.conftest import Chasqui, call, environment, run, run_in_terminal
 from tests.servers import Server
 
 
 def test_demo_tells_what_it_did() -> None:
     ran = run("demo", "--jobs", "2000")
     assert ran.code == 0
-    assert "Every one of the 2,500 jobs came back exactly once" in ran.out
+    assert "Every one of the 2,501 jobs was completed exactly once" in ran.out
     assert re.search(r"^add_bulk.* 2,000 ", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
 
@@ -25,7 +28,7 @@ def test_demo_tells_what_it_did() -> None:
 def test_demo_fits_a_terminal() -> None:
     shown = run_in_terminal("demo", "--jobs", "1000", url="redis://127.0.0.1:1")
     assert shown.code == 0
-    assert "came back exactly once" in shown.out
+    assert "was completed exactly once" in shown.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -68,19 +71,76 @@ def test_doctor_warns_of_what_could_lose_jobs(chasqui: Chasqui) -> None:
 
 def test_doctor_is_content_with_a_safe_server(private_server: Callable[..., Server]) -> None:
     safe = private_server("valkey-9", appendonly="yes", appendfsync="always")
-    ran = run("doctor", url=safe.url)
+    ran = call("doctor", url=safe.url)
     assert (ran.code, ran.err) == (0, "")
     assert all(row[0] == "ok" for row in ran.rows)
 
 
 def test_doctor_sees_eviction(private_server: Callable[..., Server]) -> None:
     risky = private_server("valkey-9", appendonly="yes", maxmemory_policy="allkeys-lru")
-    ran = run("doctor", "--json", url=risky.url)
+    ran = call("doctor", "--json", url=risky.url)
     assert ran.code == 1
     assert [row["what"] for row in ran.json if row["verdict"] == "RISK"] == ["eviction"]
 
 
 def test_doctor_says_which_version_to_upgrade_to(redis_62: Server) -> None:
-    found = {row["what"]: row for row in run("doctor", "--json", url=redis_62.url).json}
+    found = {row["what"]: row for row in call("doctor", "--json", url=redis_62.url).json}
     version = tuple(map(int, found["version"]["found"].removeprefix("redis ").split(".")))
     assert ("upgrade to 6.2.20" in found["version"]["advice"]) == (version < (6, 2, 20))
+
+
+def test_doctor_sees_a_server_that_is_short_of_memory(
+    private_server: Callable[..., Server],
+) -> None:
+    full = private_server("valkey-9", appendonly="yes", maxmemory="1mb")
+    risks = [row for row in call("doctor", "--json", url=full.url).json if row["verdict"] == "RISK"]
+    assert [row["what"] for row in risks] == ["memory"]
+
+
+@pytest.mark.parametrize("kind", ["valkey-9", "redis-8.6"])
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_doctor_knows_what_a_user_may_do(
+    shared_server: Callable[[str], Server], kind: str, role: str, queue_name: str
+) -> None:
+    server = shared_server(kind)
+    allowed = [name for name in needed(role) if kind.startswith("redis") or name != "xackdel"]
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command(
+            "ACL", "SETUSER", queue_name, "on", ">secret", f"~{{chasqui:{queue_name}}}:*",
+            *(f"+{name}" for name in allowed), "+acl|whoami", "+acl|dryrun", "+ping",
+        )  # fmt: skip
+    url = server.url.replace("://", f"://{queue_name}:secret@")
+    (row,) = [row for row in call("doctor", "--queue", queue_name, "--json", url=url).json
+              if row["what"] == "user"]  # fmt: skip
+    assert row["found"].startswith(f"{queue_name}: ")
+    assert role in row["found"]
+    assert f"{role} lacks" not in row["advice"]
+    (row,) = [row for row in call("doctor", "--json", url=url).json if row["what"] == "user"]
+    assert (row["verdict"], row["found"]) == ("RISK", f"{queue_name}: no part")
+
+
+def test_doctor_says_where_rights_cannot_be_told(redis_62: Server) -> None:
+    (row,) = [
+        row for row in call("doctor", "--json", url=redis_62.url).json if row["what"] == "user"
+    ]
+    assert (row["verdict"], row["found"]) == ("ok", "default")
+    assert "Redis 7" in row["advice"]
+
+
+async def test_a_worker_needs_no_more_than_its_part(redis_86: Server, queue_name: str) -> None:
+    allowed = {name for role in ("producer", "worker", "inspector") for name in needed(role)}
+    with redis.Redis.from_url(redis_86.url) as client:
+        client.execute_command(
+            "ACL", "SETUSER", queue_name, "on", ">secret", f"~{{chasqui:{queue_name}}}:*",
+            *(f"+{name}" for name in allowed), "+ping", "+client|setinfo", "+client|setname",
+            "+command|info",
+        )  # fmt: skip
+        url = redis_86.url.replace("://", f"://{queue_name}:secret@")
+        worker = Worker(queue_name, lambda job: job.data, redis_url=url, store_results=True)
+        async with Queue(queue_name, redis_url=url) as queue, asyncio.TaskGroup() as tasks:
+            tasks.create_task(worker.run())
+            jobs = [await queue.add("mail", 1, delay_ms=delay) for delay in (0, 20)]
+            assert [await job.result() for job in jobs] == [1, 1]
+            await worker.close()
+        refused = [entry for entry in client.acl_log() if entry["username"] == queue_name]
+    assert refused == []

@@ -1,26 +1,32 @@
 """Help, mistakes, and secrets: what every command has in common."""
 
+import re
 from typing import Any
 
 import pytest
 
-from chasqui.cli import app
-from tests.cli.conftest import Chasqui, run, run_in_terminal
+from chasqui.cli import COMMANDS as MODULES
+from tests.cli.conftest import Chasqui, call, run, run_in_terminal
 from tests.servers import Server
 
 COMMANDS = [
-    "demo", "server", "worker", "add", "inspect", "queues", "pause", "resume", "obliterate",
-    "doctor", "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
-    "repeatable list", "repeatable add", "repeatable remove",
+    "demo", "server", "worker", "promoter", "scheduler", "exporter", "add", "inspect", "queues",
+    "watch", "top", "events", "tail", "job", "pause", "resume", "drain", "obliterate", "doctor",
+    "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
+    "repeatable list", "repeatable add", "repeatable remove", "repeatable next",
 ]  # fmt: skip
 
-#: A command line for each command that talks to a server.
+#: A command line for each command that talks to a server, and ends by itself.
 CALLS = [
-    "add q name {}", "add q --from -", "inspect q", "queues", "pause q", "resume q",
-    "obliterate q --yes", "doctor", "dlq peek q", "dlq show q", "dlq show q 1-1", "dlq replay q",
-    "dlq delete q", "delayed list q", "delayed cancel q id", "repeatable list q",
-    "repeatable add q name --every 1s", "repeatable remove q key",
+    "inspect q", "queues", "add q name {}", "add q --from -", "watch q --times 2 --interval-ms 10",
+    "events q --no-follow", "job q id", "pause q", "resume q", "drain q --delayed --yes",
+    "obliterate q --force --yes", "doctor", "dlq peek q", "dlq show q", "dlq show q 1-1",
+    "dlq replay q", "dlq delete q", "delayed list q", "delayed cancel q id", "repeatable list q",
+    "repeatable add q name --every 1s", "repeatable remove q key", "repeatable next q",
 ]  # fmt: skip
+
+#: Those that go on until they are told to end.
+LASTING = ["promoter q", "scheduler q", "watch q", "events q", "tail q id", "events q --from 0"]
 
 CANARY = "canary-3f9a"
 
@@ -30,32 +36,48 @@ def some_quick(cases: list[str]) -> list[Any]:
     return [*cases[:3], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[3:])]
 
 
-@pytest.mark.parametrize("command", some_quick(COMMANDS))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_fits_the_screen(command: str) -> None:
-    ran = run(*command.split(), "--help")
+    ran = call(*command.split(), "--help")
     assert ran.code == 0
     assert f"Example: chasqui {command}" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
     if command not in ("demo", "server"):
         assert "--redis-url" in ran.out
+    if command in ("worker", "promoter", "scheduler", "exporter", "server"):
+        assert "--log-format" in ran.out
+        assert "--log-level" in ran.out
 
 
-def test_help_lists_every_command() -> None:
-    shown = run("--help").out
-    assert [
-        name for name in {command.split()[0] for command in COMMANDS} if name not in shown
-    ] == []
+def test_help_lists_every_command_and_no_other() -> None:
+    shown = run("--help").out.partition("Commands:\n")[2]
+    assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == list(MODULES)
+    groups = {command.split()[0] for command in COMMANDS if " " in command}
+    single = {command for command in COMMANDS if " " not in command}
+    assert groups | single == set(MODULES)
+    for group in groups:
+        shown = call(group, "--help").out.partition("Commands:\n")[2]
+        listed = [f"{group} {name}" for name in re.findall(r"^  (\w+) ", shown, re.MULTILINE)]
+        assert listed == [command for command in COMMANDS if command.split()[0] == group]
 
 
-def test_commands_above_are_all_there_are() -> None:
-    groups = {group.name: group.typer_instance for group in app.registered_groups}
-    names = [str(command.name) for command in app.registered_commands]
-    for group, inner in groups.items():
-        names += [
-            f"{group} {command.name or command.callback.__name__}"  # type: ignore[union-attr]
-            for command in inner.registered_commands
-        ]
-    assert sorted(names) == sorted(COMMANDS)
+@pytest.mark.parametrize("line", some_quick(CALLS))
+def test_runs_piped_and_in_a_terminal_of_80_columns(
+    valkey_9: Server, queue_name: str, line: str
+) -> None:
+    queue = queue_name[5:15]  # short, so that no sentence is longer than a line
+    words = [queue if word == "q" else word for word in line.split()]
+    stdin = "" if "--from" not in words else '{"name": "n", "data": 1}\n'
+    piped = run(*words, url=valkey_9.url, stdin=stdin)
+    assert piped.code in (0, 1)
+    assert piped.out or "events" in words  # there are none
+    assert "\x1b" not in piped.out
+    assert "Traceback" not in piped.out + piped.err
+    if not stdin:
+        shown = run_in_terminal(*words, url=valkey_9.url)
+        assert shown.code in (0, 1)
+        assert max(map(len, shown.out.splitlines()), default=0) <= 80
+        assert "Traceback" not in shown.out
 
 
 @pytest.mark.parametrize(
@@ -79,6 +101,15 @@ def test_commands_above_are_all_there_are() -> None:
         (["repeatable", "add", "q", "name", "--cron", "x"], "cron expression 'x'"),
         (["repeatable", "add", "q", "name", "--every", "1s", "--tz", "UTC"], "--tz is for --cron"),
         (["repeatable", "add", "q", "n", "--every", "1s", "--missed", "fire-all"], "fire-all:10"),
+        (["repeatable", "next", "q", "0"], "Invalid value for"),
+        (["watch", "q", "--interval-ms", "0"], "'--interval-ms'"),
+        (["events", "q", "--from", "yesterday"], "last_event_id must be"),
+        (["events", "q", "--from", "x", "--no-follow"], "last_event_id must be"),
+        (["promoter"], "Missing argument 'QUEUE'"),
+        (["scheduler", "good", "not good"], "queue name must be"),
+        (["promoter", "q", "--log-format", "xml"], "'--log-format'"),
+        (["top"], "needs a terminal"),
+        (["top", "a b"], "queue name must be"),
     ],
 )
 def test_mistake_is_one_sentence_and_exit_code_2(
@@ -92,16 +123,21 @@ def test_mistake_is_one_sentence_and_exit_code_2(
     assert told in ran.err
 
 
+def test_mistake_of_a_process_is_one_sentence_and_exit_code_2() -> None:
+    ran = run("inspect", "no{braces}")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+
+
 def test_missing_file_is_one_sentence() -> None:
-    ran = run("add", "q", "--from", "/no/such/file.jsonl", url="redis://127.0.0.1:1")
+    ran = call("add", "q", "--from", "/no/such/file.jsonl", url="redis://127.0.0.1:1")
     assert ran.code == 1
     assert ran.err == "chasqui: [Errno 2] No such file or directory: '/no/such/file.jsonl'\n"
 
 
-@pytest.mark.parametrize("call", some_quick(CALLS))
-def test_unreachable_server_is_one_sentence_without_the_password(call: str) -> None:
-    ran = run(
-        *call.split(),
+@pytest.mark.parametrize("line", [*CALLS, *LASTING])
+def test_unreachable_server_is_one_sentence_without_the_password(line: str) -> None:
+    ran = call(
+        *line.split(),
         "--redis-url",
         f"redis://user:{CANARY}@127.0.0.1:1/0",
         stdin='{"name": "n", "data": 1}\n',
@@ -113,23 +149,32 @@ def test_unreachable_server_is_one_sentence_without_the_password(call: str) -> N
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("call", ["inspect q", "doctor", "queues"])
-def test_refused_password_is_not_shown(valkey_9: Server, call: str) -> None:
+@pytest.mark.parametrize("line", [*CALLS, *LASTING])
+def test_refused_password_is_not_shown(valkey_9: Server, line: str) -> None:
     url = valkey_9.url.replace("://", f"://nobody:{CANARY}@")
-    for ran in (run(*call.split(), url=url), run_in_terminal(*call.split(), url=url)):
-        assert ran.code == 1
-        assert "WRONGPASS" in ran.out + ran.err
-        assert CANARY not in ran.out + ran.err
+    ran = call(*line.split(), url=url, stdin='{"name": "n", "data": 1}\n')
+    assert ran.code == 1
+    assert "WRONGPASS" in ran.out + ran.err
+    assert CANARY not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("line", ["inspect q", "top", "watch q"])
+def test_refused_password_is_not_shown_on_a_terminal(valkey_9: Server, line: str) -> None:
+    url = valkey_9.url.replace("://", f"://nobody:{CANARY}@")
+    shown = run_in_terminal(*line.split(), url=url)
+    assert shown.code == 1
+    assert "WRONGPASS" in shown.out
+    assert CANARY not in shown.out
 
 
 def test_bad_url_does_not_show_its_password() -> None:
-    ran = run("inspect", "q", "--redis-url", f"redis://u:{CANARY}@host:port/x/y?z=1")
+    ran = call("inspect", "q", "--redis-url", f"redis://u:{CANARY}@host:port/x/y?z=1")
     assert ran.code == 2
     assert CANARY not in ran.err
 
 
 def test_url_may_stand_before_the_command(valkey_9: Server, queue_name: str) -> None:
-    ran = run("--redis-url", valkey_9.url, "inspect", queue_name, url="redis://127.0.0.1:1")
+    ran = call("--redis-url", valkey_9.url, "inspect", queue_name, url="redis://127.0.0.1:1")
     assert ran.code == 0
 
 
