@@ -9,7 +9,7 @@ from tests.crash.conftest import Fleet, eventually
 from tests.crash.load import Load, Seed
 from tests.servers import KINDS, Server
 
-#: Work must go on this soon after the server is back. Measured: tenths of a second.
+#: Work must go on this soon after the server is back. Measured: 0.8 s at most; machines are busy.
 BACK_S = 5.0
 #: Longer than any outage here, so that no lease lapses and every extra run is a fault.
 LONG_LEASE_MS = 20_000
@@ -50,7 +50,7 @@ def test_a_server_that_crashes_and_comes_back(
     assert max(gaps_s) < BACK_S
 
 
-@pytest.mark.parametrize("cuts", [15, pytest.param(100, marks=SLOW)])
+@pytest.mark.parametrize("cuts", [15, pytest.param(50, marks=SLOW)])
 def test_links_that_the_server_cuts(fleet: Fleet, cuts: int) -> None:
     """Only ours: the run's server has other clients."""
     seed = Seed()

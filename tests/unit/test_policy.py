@@ -34,19 +34,19 @@ def test_dials_that_fail_are_at_most_five_a_second_and_ever_fewer() -> None:
     assert times[:2] == [100.0, 100.0]  # one more at once, in case the server has moved
     gaps = [after - before for before, after in itertools.pairwise(times[1:])]
     assert min(gaps) >= 0.2
-    assert max(gaps) <= 2.6
-    assert len(times) < 40
+    assert max(gaps) < 1.0  # a server that is back is found within a second
+    assert len(times) < 90
 
 
 def test_a_good_link_makes_the_next_dial_free() -> None:
     pace = Pace()
     for _ in range(10):
         pace.dialling(0.0)
-    assert pace.wait_s(0.0) > 1.0
+    assert pace.wait_s(0.0) >= 0.7
     pace.link_up(10.0)
     pace.link_down(10.5)
     pace.dialling(10.5)
-    assert pace.wait_s(10.5) > 1.0  # it broke too soon
+    assert pace.wait_s(10.5) >= 0.7  # it broke too soon
     pace.link_up(20.0)
     pace.link_down(30.0)
     assert pace.wait_s(30.0) == 0.0
