@@ -34,7 +34,9 @@ class Worker:
     `handler` is one function for all jobs or a mapping of names to functions, with `default` for
     the names that are not in it. With `batch` it gets a list of up to so many jobs, and may raise
     BatchError for some of them. Plain functions run in `threads`, or in `processes` (a number, or
-    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed.
+    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed; a
+    thread cannot be stopped, so its function goes on while the job is retried, without a slot or
+    a place in the pool.
     """
 
     def __init__(

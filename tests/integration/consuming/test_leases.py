@@ -1,18 +1,22 @@
 """A job belongs to its worker while that lives, however long and however rudely it runs."""
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import redis as redis_py
 
-from chasqui import Job, LeaseLostError
+from chasqui import Job, LeaseLostError, sync
+from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
 from tests.integration.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Proxy
+from tests.servers import Server
 
 Start = Callable[..., Running]
 LEASE_MS = 400
@@ -59,11 +63,54 @@ async def test_a_blocked_loop_keeps_its_jobs(
     assert running.metrics.total_reclaimed == 0
 
 
+async def test_what_was_taken_from_the_socket_does_not_run_here(
+    server: Server, queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """A job is delivered to a worker whose loop is blocked, and a rival does it meanwhile."""
+    ran: list[str] = []
+
+    def rob() -> None:
+        with (
+            redis_py.Redis.from_url(server.url) as client,
+            sync.Queue(queue.name, redis_url=server.url) as other,
+        ):
+            other.add("n", "robbed")
+            while len(pending := client.xpending_range(keys.stream, "default", "-", "+", 2)) < 2:
+                pass
+            stolen = pending[-1]["message_id"]
+            client.xclaim(keys.stream, "default", "rival", 0, [stolen])
+            client.xack(keys.stream, "default", stolen)
+            client.xdel(keys.stream, stolen)
+
+    async def handler(job: Job) -> None:
+        ran.append(job.data)
+        if job.data == "block":
+            await asyncio.sleep(0.05)  # the next read is out by now
+            thief = threading.Thread(target=rob)
+            thief.start()
+            time.sleep(LEASE_S * 2)  # noqa: ASYNC251 - the very point
+            thief.join()
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS, read_block_ms=5000, concurrency=2)
+    await queue.add("n", "block")
+    await running.completed(1)
+    await queue.add("n", "later")
+    await running.completed(2)
+    assert ran == ["block", "later"]
+    await until(lambda: at_rest(redis, keys), "all is done")
+
+
 async def test_entries_in_hand_that_come_back_are_not_run_again(
     queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat is dead; the worker's own read takes its running entry over from itself."""
-    monkeypatch.setattr("chasqui.consumer.heartbeat.Heartbeat.run_once", lambda self: 0)
+    """The heartbeat renews nothing and says it did; the worker's own read takes its running entry
+    over from itself."""
+
+    def pretend(self: Heartbeat) -> int:
+        self._holdings.renewed(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(Heartbeat, "run_once", pretend)
     gate = asyncio.Event()
     runs: Counter[str] = Counter()
 
@@ -121,7 +168,7 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
 
 
 async def test_nothing_starts_while_leases_may_have_lapsed(
-    server: object,
+    server: Server,
     queue: Queue,
     queue_name: str,
     make_proxy: Callable[[str], Proxy],
@@ -141,7 +188,7 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
         if job.data == 0:
             await gate.wait()
 
-    proxy = make_proxy(server.url)  # type: ignore[attr-defined]
+    proxy = make_proxy(server.url)
     cut_off = start_at(proxy.url, handler, claim_min_idle_ms=LEASE_MS, concurrency=1, read_count=5)
     await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
     await cut_off.fact(begun.wait())
