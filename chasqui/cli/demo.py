@@ -3,17 +3,18 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from chasqui import embedded
-from chasqui.cli.bars import RateColumn, progress
+from chasqui.cli.bars import RateColumn
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import BackoffSpec, Job
 from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
@@ -67,7 +68,30 @@ class Tally(MetricsSink):
 
     def line(self) -> str:
         p50_s, p99_s = self.percentile(0.5) / 1000, self.percentile(0.99) / 1000
-        return f"wait {p50_s:.1f}/{p99_s:.1f} s, {self.retries:,} retried, {self.dead} dead"
+        return (
+            f"  waited p50 {p50_s:.1f} s, p99 {p99_s:.1f} s; "
+            f"{self.retries:,} retried, {self.dead} dead"
+        )
+
+
+class Board(Progress):
+    """A bar for each step and, on a line of its own so that 80 columns do, how the jobs fare."""
+
+    note = ""
+
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            RateColumn(),
+            console=Console(highlight=False),
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.note:
+            yield Text(self.note)
 
 
 def demo(
@@ -95,8 +119,7 @@ async def _demo(url: str, jobs: int, console: Console) -> None:
     tally = Tally()
     async with Queue(_QUEUE, redis_url=url) as queue:
         await queue.counts()  # dials, so that no step is charged for it
-        columns = (MofNCompleteColumn(), RateColumn(), TextColumn("{task.fields[note]}"))
-        with progress(*columns) as bar:
+        with Board() as bar:
             measured = [
                 await _measure(
                     bar,
@@ -126,14 +149,15 @@ async def _demo(url: str, jobs: int, console: Console) -> None:
     console.print(
         f"\nEvery one of the {len(ids):,} jobs was completed exactly once, its data intact:"
         f"\n  {tally.retries:,} failed once and were retried;"
-        f"\n  {tally.dead} was beyond help, went to the dead-letter queue, and was replayed"
-        " from there once its fault was mended."
-        f"\nEvents on, an append-only file written. A job waited {tally.percentile(0.5):,} ms"
-        f" (p50) to {tally.percentile(0.99):,} ms (p99):\nall were there when the worker began.",
+        f"\n  {tally.dead} was beyond help, went to the dead-letter queue, and was replayed from"
+        "\n  there once its fault was mended."
+        "\nEvents were on, and an append-only file was written. A job waited"
+        f"\n{tally.percentile(0.5):,} ms (p50) to {tally.percentile(0.99):,} ms (p99): all were"
+        " there before the worker began.",
     )
 
 
-async def _run_all(bar: Progress, url: str, queue: Queue, total: int, tally: Tally) -> Measured:
+async def _run_all(bar: Board, url: str, queue: Queue, total: int, tally: Tally) -> Measured:
     """Start a worker, let it run every job, replay the one that dies."""
     all_done = asyncio.Event()
 
@@ -151,13 +175,14 @@ async def _run_all(bar: Progress, url: str, queue: Queue, total: int, tally: Tal
             all_done.set()
 
     worker = Worker(_QUEUE, handler, redis_url=url, metrics=tally)
-    task = bar.add_task(_RUN, total=total, note="")
+    task = bar.add_task(_RUN, total=total)
     started_s, cpu_s = time.perf_counter(), time.process_time()
     running = asyncio.create_task(worker.run())
     finishing = asyncio.create_task(all_done.wait())
     while not finishing.done() and not running.done():
         await asyncio.wait([finishing, running], timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-        bar.update(task, completed=len(tally.completed), note=tally.line())
+        bar.note = tally.line()
+        bar.update(task, completed=len(tally.completed))
         if tally.dead and not tally.is_mended:
             tally.is_mended = True
             await queue.replay_dlq(name="doomed")
@@ -167,14 +192,15 @@ async def _run_all(bar: Progress, url: str, queue: Queue, total: int, tally: Tal
         time.perf_counter() - started_s,
         time.process_time() - cpu_s,
     )
+    bar.stop_task(task)
     finishing.cancel()
     await worker.close()
     await running
     return measured
 
 
-async def _measure(bar: Progress, what: str, jobs: int, step: Step) -> Measured:
-    task = bar.add_task(what, total=jobs, note="")
+async def _measure(bar: Board, what: str, jobs: int, step: Step) -> Measured:
+    task = bar.add_task(what, total=jobs)
     started_s, cpu_s = time.perf_counter(), time.process_time()
     await step(lambda done: bar.advance(task, done))
     measured = Measured(what, jobs, time.perf_counter() - started_s, time.process_time() - cpu_s)

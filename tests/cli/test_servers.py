@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
@@ -17,10 +18,10 @@ from tests.servers import Server
 
 
 def test_demo_tells_what_it_did() -> None:
-    ran = run("demo", "--jobs", "2000")
+    ran = run("demo", "--jobs", "1000")
     assert ran.code == 0
-    assert "Every one of the 2,501 jobs was completed exactly once" in ran.out
-    assert re.search(r"^add_bulk.* 2,000 ", ran.out, re.MULTILINE)
+    assert "Every one of the 1,251 jobs was completed exactly once" in ran.out
+    assert re.search(r"^add_bulk.* 1,000 ", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
@@ -29,6 +30,10 @@ def test_demo_fits_a_terminal() -> None:
     shown = run_in_terminal("demo", "--jobs", "1000", url="redis://127.0.0.1:1")
     assert shown.code == 0
     assert "was completed exactly once" in shown.out
+    assert "…" not in shown.out
+    assert re.search(r"^run by a worker .* 1251/1251 +[\d,]+ jobs/s", shown.out, re.MULTILINE)
+    told = r"^  waited p50 [\d.]+ s, p99 [\d.]+ s; 7 retried, 1 dead"
+    assert re.search(told, shown.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -113,10 +118,28 @@ def test_doctor_knows_what_a_user_may_do(
     (row,) = [row for row in call("doctor", "--queue", queue_name, "--json", url=url).json
               if row["what"] == "user"]  # fmt: skip
     assert row["found"].startswith(f"{queue_name}: ")
-    assert role in row["found"]
+    assert role in row["found"].partition(": ")[2]
     assert f"{role} lacks" not in row["advice"]
     (row,) = [row for row in call("doctor", "--json", url=url).json if row["what"] == "user"]
     assert (row["verdict"], row["found"]) == ("RISK", f"{queue_name}: no part")
+
+
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_doctor_knows_the_users_that_are_recommended(
+    redis_86: Server, role: str, queue_name: str
+) -> None:
+    recipes = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    (recipe,) = re.findall(rf"^user {role} (on .*)$", recipes, re.MULTILINE)
+    words = recipe.replace("{chasqui:Q}", f"{{chasqui:{queue_name}}}").split()
+    user = f"{role}-{queue_name}"
+    with redis.Redis.from_url(redis_86.url) as client:
+        client.execute_command("ACL", "SETUSER", user, *words, "+acl|whoami", "+acl|dryrun")
+    url = redis_86.url.replace("://", f"://{user}:change-me@")
+    ran = call("doctor", "--queue", queue_name, "--json", url=url)
+    found = {row["what"]: row for row in ran.json}
+    assert role in found["user"]["found"].partition(": ")[2], found["user"]["advice"]
+    assert found["settings"]["found"] == "INFO is refused"
+    assert [row for row in ran.json if row["verdict"] == "RISK"] == []
 
 
 def test_doctor_says_where_rights_cannot_be_told(redis_62: Server) -> None:
