@@ -9,13 +9,15 @@ import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final
 
+from chasqui.consumer.handlers import THREAD_NAME
 from chasqui.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -23,11 +25,15 @@ logger = logging.getLogger(__name__)
 DRAINED: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
+#: Stopped at once by a signal: this and its number.
+FORCED: Final = 128
 
 #: How often the limits of a process are looked at.
 CHECK_S: Final = 0.2
 #: A process that was told to stop at once is ended after this, come what may.
 STOP_NOW_S: Final = 2.0
+#: How long threads that have nothing more to do may take to notice it.
+HANDLER_END_S: Final = 0.5
 
 _STATM: Final = Path("/proc/self/statm")
 
@@ -140,9 +146,9 @@ class Stop:
             logger.info("draining; once more to stop at once")
             self.drain()
         elif self._asked == 2:
-            self.now(128 + number)
+            self.now(FORCED + number)
         else:
-            os._exit(128 + number)
+            os._exit(FORCED + number)
 
     def drain(self) -> None:
         self._asked = max(self._asked, 1)
@@ -164,9 +170,21 @@ class Stop:
     def __enter__(self) -> "Stop":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self.code != DRAINED:
-            # Threads of handlers that were cut short may never end, and Python would wait for them.
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the process here if handlers were cut short or left behind in threads: they may never
+        return, and Python would wait for them."""
+        if isinstance(error, SystemExit):
+            self.code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            self.code = FAILED
+        if self.code >= FORCED or _has_handlers_left():
+            if error is not None and not isinstance(error, SystemExit):
+                logger.error("%s", error)
             logging.shutdown()
             os._exit(self.code)
 
@@ -178,6 +196,16 @@ def rss_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _has_handlers_left() -> bool:
+    deadline_s = time.monotonic() + HANDLER_END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(THREAD_NAME):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            if thread.is_alive():
+                return True
+    return False
 
 
 async def _run(worker: Worker, stop: Stop, recycle: Recycle) -> None:

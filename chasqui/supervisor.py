@@ -21,7 +21,7 @@ from typing import Final
 
 from chasqui import runner
 from chasqui.errors import ChasquiError
-from chasqui.runner import DRAINED, FAILED, USAGE, Recycle, Stop, TargetError
+from chasqui.runner import DRAINED, FAILED, FORCED, USAGE, Recycle, Stop, TargetError
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Supervisor:
             logger.info("draining; once more to stop at once")
             self._drain()
         else:
-            self._code = 128 + number
+            self._code = FORCED + number
             self._tell(_NOW + str(self._code).encode())
             self._end_all()
 

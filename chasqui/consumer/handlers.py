@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 import pickle
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -22,6 +23,8 @@ Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
 KNOWN_NAMES: Final = 1000
 #: The pool that all plain functions share.
 THREADS: Final = "threads"
+#: What the names of handlers' threads start with.
+THREAD_NAME: Final = "chasqui-handler"
 #: No future carries the first; the second would take apart the coroutines that wait for it.
 NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 
@@ -78,13 +81,20 @@ class Handlers:
         if isinstance(count, Mapping):
             count = count.get(name)
         if count is not None:
-            make = functools.partial(ProcessPoolExecutor, count, mp_context=get_context("spawn"))
+            make = functools.partial(
+                ProcessPoolExecutor,
+                count,
+                mp_context=get_context("spawn"),
+                # An interrupt at the keyboard reaches them too, and the worker drains.
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_IGN),
+            )
             pool = self._pools[f"processes of {name}"] = Pool(make)
             return functools.partial(pool.run, _run_there, handler)
         if is_coroutine_function(handler):
             return handler
         if THREADS not in self._pools:
-            make_threads = functools.partial(ThreadPoolExecutor, self._threads, "chasqui-handler")
+            make_threads = functools.partial(ThreadPoolExecutor, self._threads, THREAD_NAME)
             self._pools[THREADS] = Pool(make_threads)
         return functools.partial(self._in_thread, handler)
 
