@@ -102,9 +102,14 @@ async def fleet(
 def until_rest(redis: redis_py.Redis, keys: Keys) -> Callable[[], Any]:
     """Waits until nothing is in the stream or delayed any more."""
 
+    def is_busy() -> bool:
+        # Both at one moment: jobs go from one to the other.
+        with redis.pipeline(transaction=True) as pipeline:
+            return any(pipeline.xlen(keys.stream).zcard(keys.delayed).execute())
+
     async def wait() -> None:
         async with asyncio.timeout(120):
-            while redis.xlen(keys.stream) or redis.zcard(keys.delayed):  # noqa: ASYNC110
+            while is_busy():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     return wait

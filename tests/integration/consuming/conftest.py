@@ -198,6 +198,11 @@ async def until(fact: Callable[[], Awaitable[Any]], what: str) -> Any:
 
 async def at_rest(redis: Redis, keys: Keys, group: str = "default") -> bool:
     """Whether nothing waits, runs or is delayed."""
-    if await redis("XLEN", keys.stream) or await redis("ZCARD", keys.delayed):
-        return False
-    return bool((await redis("XPENDING", keys.stream, group))[0] == 0)
+    return not await redis("EVAL", COUNT, 2, keys.stream, keys.delayed, group)
+
+
+#: All at one moment: jobs go from one to the other.
+COUNT = """
+local count = redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
+return count > 0 and count or redis.call('XPENDING', KEYS[1], ARGV[1])[1]
+"""
