@@ -67,12 +67,21 @@ async def _examine(connection: Connection, queue: str) -> list[Finding]:
     return [
         _version(profile, warned),
         _capabilities(profile),
-        *_persistence(info, settings),
-        *_memory(info),
-        *_replication(info),
+        *(_settings(info, settings) if info else [_REFUSED]),
         *await _clock_and_latency(connection),
         *_rights(await connection.run(rights(queue, lacks=lacks))),
     ]
+
+
+_REFUSED = Finding(
+    "settings", "INFO is refused", advice="ask again as a user who may: what could lose jobs shows"
+)
+
+
+def _settings(info: dict[str, str], settings: dict[str, str]) -> Iterator[Finding]:
+    yield from _persistence(info, settings)
+    yield from _memory(info)
+    yield from _replication(info)
 
 
 class _warnings_of(logging.Handler):
@@ -176,7 +185,7 @@ def _memory(info: dict[str, str]) -> Iterator[Finding]:
     )
 
 
-def _replication(info: dict[str, str], /) -> Iterator[Finding]:
+def _replication(info: dict[str, str]) -> Iterator[Finding]:
     role = info.get("role", "unknown")
     if role == "slave":
         yield Finding("replication", "a replica", True, "queues are written to: name the primary")

@@ -156,7 +156,9 @@ def _planned(keys: Keys) -> Plan[list[tuple[RepeatSpec, int, int]]]:
     found = []
     for member, next_ms in scored(reply):
         name = keys.repeat_spec(member.decode(errors="replace"))
-        encoded, fired = yield commands(("HMGET", name, SPEC, FIRED), effect=Effect.READ)
+        encoded, fired = yield commands(
+            ("HGET", name, SPEC), ("HGET", name, FIRED), effect=Effect.READ
+        )
         if encoded is not None:
             with contextlib.suppress(RepeatSpecError):
                 found.append((RepeatSpec.decode(encoded), next_ms, int(fired or 0)))

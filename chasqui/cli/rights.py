@@ -15,7 +15,7 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
     "inspector": (
         (scripts.COUNTS,),
         "xrange xrevrange xread xpending xinfo|groups xinfo|stream xinfo|consumers "
-        "zrange zscore hmget get mget exists time",
+        "zrange zscore hget get mget exists time",
     ),
     "producer": (
         (scripts.ADD, scripts.ADD_MIXED, scripts.CANCEL, scripts.RESCHEDULE),
@@ -27,8 +27,8 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
             *(scripts.LEASE_TAKE, scripts.PROMOTE, scripts.RECLAIM, scripts.RECOVER),
             *(scripts.RELEASE, scripts.RENEW, scripts.RETRY),
         ),
-        "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd xtrim blpop exists zcard "
-        "zcount zrangebyscore hmget time",
+        "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd xtrim blpop getex exists "
+        "zcard zcount zrangebyscore hmget time",
     ),
     "operator": (
         (scripts.DRAIN, scripts.REPLAY, scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
@@ -92,11 +92,13 @@ def _samples(keys: Keys) -> dict[str, tuple[Any, ...]]:
         "del": (marker,),
         "eval": ("return 1", 1, stream),
         "evalsha": ("0" * 40, 1, stream),
-        "exists": (keys.paused,),
+        "exists": (marker,),
         "expire": (marker, 1),
-        "get": (keys.promoter_lock,),
+        "get": (keys.didx("0"),),
+        "getex": (keys.promoter_lock,),
         "getbit": (keys.applied("0", 0), 0),
         "hdel": (spec, "retry"),
+        "hget": (spec, "spec"),
         "hincrby": (spec, "fired", 1),
         "hmget": (spec, "spec"),
         "hset": (spec, "spec", ""),

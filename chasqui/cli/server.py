@@ -37,19 +37,14 @@ def server(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
-        with embedded.start(directory) as running:
+        with embedded.start(directory) as running, socket.socket(socket.AF_UNIX) as line:
+            line.connect(os.fsencode(unquote(urlsplit(running.url).path)))
             print(running.url, flush=True)
-            _wait_for_end(running)
+            line.recv(1)  # the server hangs up only when it ends
+            log = running.directory / "server.log"
+            raise EmbeddedServerError(f"the server ended; its log is {log}")
     except _Stop:
         pass
-
-
-def _wait_for_end(running: embedded.EmbeddedServer) -> NoReturn:
-    """Stay on a connection that the server hangs up only when it ends."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.fsencode(unquote(urlsplit(running.url).path)))
-        connection.recv(1)
-    raise EmbeddedServerError(f"the server ended; its log is {running.directory / 'server.log'}")
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

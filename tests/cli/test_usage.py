@@ -1,6 +1,7 @@
 """Help, mistakes, and secrets: what every command has in common."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,12 @@ def test_help_lists_every_command_and_no_other() -> None:
         shown = call(group, "--help").out.partition("Commands:\n")[2]
         listed = [f"{group} {name}" for name in re.findall(r"^  (\w+) ", shown, re.MULTILINE)]
         assert listed == [command for command in COMMANDS if command.split()[0] == group]
+
+
+def test_documentation_lists_every_command_and_no_other() -> None:
+    text = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    listed = re.findall(r"^\| `chasqui ([a-z ]+)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("line", some_quick(CALLS))
