@@ -80,7 +80,9 @@ def test_a_blocked_loop_does_not_outlive_the_second_signal(fleet: Fleet) -> None
 
 
 def test_handlers_that_outlast_the_drain_are_told_apart(fleet: Fleet) -> None:
-    fleet.add("hold", 3)
+    """Also one in a thread, which nothing can end but the end of the process."""
+    fleet.add("hold", 2)
+    fleet.add("thread", 1, s=600)
     worker = fleet.start("slow", shutdown_deadline_s=0.2, claim_min_idle_ms=60_000)
     eventually(lambda: fleet.ledger.count("start") == 3, "they run")
     worker.terminate()

@@ -54,6 +54,7 @@ class Runs:
             "hold, bury": self.hold_then_bury,
             "long": self.long,
             "block": self.block,
+            "thread": self.thread,
             "fail": self.fail,
             "bury": self.bury,
             "crash": self.crash,
@@ -98,6 +99,11 @@ class Runs:
     async def block(self, job: Job) -> None:
         self._start(job)
         time.sleep(job.data["s"])  # noqa: ASYNC251 - the mistake that must do no harm
+        self._end(job)
+
+    def thread(self, job: Job) -> None:
+        self._start(job)
+        time.sleep(job.data["s"])
         self._end(job)
 
     async def fail(self, job: Job) -> None:
