@@ -26,8 +26,10 @@ from chasqui.errors import (
 )
 from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.producer import Producer
+from chasqui.promoter import Promoter
 from chasqui.queue import Counts, Queue
 from chasqui.queue_events import QueueEvent, QueueEvents
+from chasqui.scheduler import Scheduler
 from chasqui.worker import Consumer, Handler, Worker
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "PayloadError",
     "PayloadTooLargeError",
     "Producer",
+    "Promoter",
     "Queue",
     "QueueEvent",
     "QueueEvents",
@@ -58,6 +61,7 @@ __all__ = [
     "RepeatPattern",
     "RepeatableMeta",
     "Retry",
+    "Scheduler",
     "ServerError",
     "UnreachableError",
     "UnrecoverableError",

@@ -1,3 +1,3 @@
-"""The version: its one home. Asking the installed metadata for it would double our start-up time."""
+"""The version: its one home. To ask the installed metadata would double our start-up time."""
 
 VERSION = "0.1.0"

@@ -186,7 +186,10 @@ def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> t
                 "pass either delay_ms (int/float/datetime) or delay (timedelta), not both"
             )
         if not isinstance(delay, timedelta):
-            raise TypeError(f"delay must be a datetime.timedelta; got {type(delay).__name__}")
+            raise TypeError(
+                f"delay must be a datetime.timedelta; got {type(delay).__name__}"
+                " (delay_ms takes milliseconds, or a datetime)"
+            )
         if delay < timedelta(0):
             raise ValueError(f"delay must be non-negative, got {delay!r}")
         delay_ms = delay // timedelta(milliseconds=1)

@@ -33,6 +33,8 @@ EVENT_DELAY_MS: Final = b"delay_ms"
 # Fields of the hash that holds a repeat spec
 SPEC: Final = b"spec"
 FIRED: Final = b"fired"
+# Ours; chasquimq does not read it.
+RETRY: Final = b"retry"
 
 #: The consumer group that all workers share unless told otherwise.
 DEFAULT_GROUP: Final = "default"
@@ -89,6 +91,12 @@ class Keys:
     def pattern(self) -> bytes:
         """A SCAN pattern for every key of the queue; its name holds no glob characters."""
         return self._prefix + b"*"
+
+    @staticmethod
+    def freed(lock: bytes) -> bytes:
+        """The key of the list that those who want a lock next sleep on; an element means that its
+        holder let go of it."""
+        return lock + b":freed"
 
     def result(self, job_id: str) -> bytes:
         """The key of the stored return value of a job."""

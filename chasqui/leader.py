@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from chasqui import scripts
 from chasqui.connection import Connection
+from chasqui.keys import Keys
 from chasqui.request import Effect
 
 #: How long a lease lasts that is not renewed.
@@ -36,7 +37,7 @@ class Lease:
             raise ValueError(f"lock_ttl_secs must be at least 1, got {ttl_s}")
         self.key = key
         #: The list that followers sleep on; an element means that the leader went.
-        self.freed = key + b":freed"
+        self.freed = Keys.freed(key)
         self.holder = holder or str(uuid.uuid4())
         self.ttl_s = ttl_s
         #: While it is ours.

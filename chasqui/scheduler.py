@@ -19,7 +19,7 @@ from chasqui._core.ulid import UlidFactory
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone
-from chasqui.keys import FIRED, SPEC, Keys
+from chasqui.keys import FIRED, RETRY, SPEC, Keys
 from chasqui.leader import LEASE_TTL_S, Lease
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
 from chasqui.repeatables import scored
@@ -175,7 +175,7 @@ class SchedulerDuty(Duty):
         """Fire some due specs; how many jobs that made, and whether one was not due any more."""
         hashes = await self.connection.submit(
             commands(
-                *(("HMGET", self._spec_key(member), SPEC, FIRED, b"retry") for member, _ in due),
+                *(("HMGET", self._spec_key(member), SPEC, FIRED, RETRY) for member, _ in due),
                 effect=Effect.READ,
             )
         )

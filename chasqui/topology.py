@@ -50,11 +50,16 @@ class Directory:
 
 def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
     from redis.exceptions import RedisClusterException, RedisError
+    from redis.sentinel import MasterNotFoundError
 
     try:
         if endpoint.kind == "sentinel":
             return _ask_sentinels(endpoint)
         return _ask_cluster(endpoint, key)
+    except MasterNotFoundError:
+        # Its own message is a list of redis-py's objects.
+        told = "no sentinel answered that knows one"
+        raise UnreachableError(f"no primary found through {endpoint}: {told}") from None
     except (RedisError, RedisClusterException, OSError) as error:
         raise UnreachableError(f"no primary found through {endpoint}: {error}") from None
 

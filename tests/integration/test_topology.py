@@ -207,5 +207,5 @@ def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlo
 
 
 async def test_no_sentinel_at_all_is_told(connect: Connect) -> None:
-    with pytest.raises(UnreachableError, match="no primary"):
+    with pytest.raises(UnreachableError, match="no sentinel answered that knows one"):
         await connect("redis+sentinel://127.0.0.1:1/mymaster").execute("PING", effect=Effect.READ)

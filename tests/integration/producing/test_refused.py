@@ -37,7 +37,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delay_ms": 10**30}, ValueError, "delay .* exceeds max_delay_secs"),
     ({"delay_ms": datetime(2200, 1, 1)}, ValueError, "delay .* exceeds max_delay_secs"),
     ({"delay_ms": datetime.max.replace(tzinfo=UTC)}, ValueError, "exceeds max_delay_secs"),
-    ({"delay": 5}, TypeError, "delay must be a datetime.timedelta; got int"),
+    ({"delay": 5}, TypeError, "delay must be a datetime.timedelta; got int .delay_ms"),
     ({"delay": timedelta(-1)}, ValueError, "delay must be non-negative"),
     ({"delay": timedelta.max}, ValueError, "exceeds max_delay_secs"),
     ({"delay": timedelta(1), "delay_ms": 1}, ValueError, "either delay_ms .* or delay"),
