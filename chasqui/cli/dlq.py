@@ -99,7 +99,10 @@ def show_(
         return
     found = on_queue(queue, redis_url, lambda it: _first(it, 1, {"ids": [dlq_id]}))
     if not found:
-        print("not found")
+        if as_json:
+            show({"dlq_id": dlq_id, "found": False}, as_json=True)
+        else:
+            print("not found")
         raise typer.Exit(1)
     show(_whole(found[0]), as_json=as_json)
 

@@ -107,6 +107,7 @@ def remove(
     queue: QueueName,
     key: Annotated[str, typer.Argument(metavar="KEY", help="As `list` shows it.")],
     redis_url: RedisUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Remove a repeatable job.
 
@@ -115,7 +116,10 @@ def remove(
     Example: chasqui repeatable remove emails 'digest::cron:0 8 * * *:UTC'
     """
     was_there = on_queue(queue, redis_url, lambda it: it.remove_repeatable_by_key(key))
-    print("removed" if was_there else "not found")
+    if as_json:
+        show({"key": key, "removed": was_there}, as_json=True)
+    else:
+        print("removed" if was_there else "not found")
     if not was_there:
         raise typer.Exit(1)
 

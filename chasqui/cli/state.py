@@ -1,17 +1,18 @@
 """`chasqui pause`, `resume`, `obliterate`: a queue as a whole."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from chasqui.cli.options import QueueName, RedisUrl, Yes
-from chasqui.cli.output import count
+from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
+from chasqui.cli.output import count, show
 from chasqui.cli.run import on_queue
 from chasqui.errors import NotSupportedError
-from chasqui.queue import Queue
+from chasqui.queue import Counts, Queue
 
 
-def pause(queue: QueueName, redis_url: RedisUrl = None) -> None:
+def pause(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
     """Let workers take no new jobs of a queue, until it is resumed.
 
     What runs is finished, and jobs may still be added. It outlives restarts of workers and server.
@@ -19,16 +20,22 @@ def pause(queue: QueueName, redis_url: RedisUrl = None) -> None:
     Example: chasqui pause emails
     """
     on_queue(queue, redis_url, lambda it: it.pause())
-    print(f"queue {queue} paused; run `chasqui resume {queue}` to resume")
+    if as_json:
+        show({"queue": queue, "paused": True}, as_json=True)
+    else:
+        print(f"queue {queue} paused; run `chasqui resume {queue}` to resume")
 
 
-def resume(queue: QueueName, redis_url: RedisUrl = None) -> None:
+def resume(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
     """Let workers take jobs of a paused queue again.
 
     Example: chasqui resume emails
     """
     on_queue(queue, redis_url, lambda it: it.resume())
-    print(f"queue {queue} resumed")
+    if as_json:
+        show({"queue": queue, "paused": False}, as_json=True)
+    else:
+        print(f"queue {queue} resumed")
 
 
 def obliterate(
@@ -38,6 +45,7 @@ def obliterate(
     ] = False,
     yes: Yes = False,
     redis_url: RedisUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a queue with everything it holds.
 
@@ -46,19 +54,25 @@ def obliterate(
     Example: chasqui obliterate emails --force --yes
     """
 
-    async def deed(it: Queue) -> str:
-        if yes:
-            return f"deleted {count(await it.obliterate(force=force), 'key')} of queue {queue}"
+    async def deed(it: Queue) -> tuple[Counts, int]:
         counts = await it.counts()
+        if yes:
+            return counts, await it.obliterate(force=force)
         if not force:
             try:
                 counts.refuse_if_any(queue)
             except NotSupportedError as error:
                 raise ValueError(str(error).replace("obliterate(force=True)", "--force")) from None
-        return (
+        return counts, 0
+
+    counts, deleted = on_queue(queue, redis_url, deed)
+    if as_json:
+        show({"queue": queue, "deleted_keys": deleted, **asdict(counts)}, as_json=True)
+    elif yes:
+        print(f"deleted {count(deleted, 'key')} of queue {queue}")
+    else:
+        print(
             f"would delete queue {queue}: {counts.waiting} waiting, {counts.pending} pending, "
             f"{counts.delayed} delayed, {counts.dlq} dead, {counts.repeatables} repeatable; "
             "add --yes to do it"
         )
-
-    print(on_queue(queue, redis_url, deed))

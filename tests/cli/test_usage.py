@@ -1,5 +1,6 @@
 """Help, mistakes, and secrets: what every command has in common."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def test_help_has_an_example_and_fits_the_screen(command: str) -> None:
     if command in ("worker", "promoter", "scheduler", "exporter", "server"):
         assert "--log-format" in ran.out
         assert "--log-level" in ran.out
+    elif command not in ("demo", "top"):
+        assert "--json" in ran.out
 
 
 def test_help_lists_every_command_and_no_other() -> None:
@@ -78,6 +81,9 @@ def test_runs_piped_and_in_a_terminal_of_80_columns(
     piped = run(*words, url=valkey_9.url, stdin=stdin)
     assert piped.code in (0, 1)
     assert piped.out or "events" in words  # there are none
+    in_json = call(*words, "--json", url=valkey_9.url, stdin=stdin)
+    assert in_json.code in (0, 1)
+    assert all(json.loads(one) is not None for one in in_json.out.splitlines())
     assert "\x1b" not in piped.out
     assert "Traceback" not in piped.out + piped.err
     if not stdin:
