@@ -280,7 +280,8 @@ class Reader:
         )
         created, _ = await self._connection.submit(request)
         if not isinstance(created, ReplyError):
-            logger.info("group %s of queue %s created", self._config.group, self._keys.queue)
+            fields = {"group": self._config.group, "queue": self._keys.queue}
+            logger.info("group %s of queue %s created", *fields.values(), extra=fields)
         elif created.code == "OOM":
             # The server does not even look whether there is one: the next read will tell.
             self._complain(exception_for(created))
