@@ -1,6 +1,7 @@
 # Everything happens in .venv; nothing outside this folder but the user's cache is touched.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.built
@@ -9,7 +10,7 @@ PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz bench servers spark-venv demo-spark interop-venv clean
+.PHONY: help build demo test test-fast lint types fuzz bench bench-check servers spark-venv demo-spark interop-venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,8 +37,12 @@ types: build ## Check types
 fuzz: build ## Feed the core broken input under the sanitizers
 	@$(BIN)/python -m tests.fuzz
 
-bench: build ## Measure, and write down the numbers
-	@$(BIN)/python -m bench
+bench: build servers ## Measure against other queues and the machine's limit (BENCH_ARGS=--quick)
+	@$(BIN)/python $(PIP) install 'chasqui[bench]'
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-check: build ## Check that no hot path got more than 20 % slower than the baseline
+	@$(BIN)/python -m bench.check
 
 servers: build ## Get the servers the tests run on
 	@$(BIN)/python -m tests.servers get
@@ -52,7 +57,7 @@ interop-venv: .venv-interop/.built ## Make .venv-interop, with the other impleme
 	@true
 
 clean: ## Remove everything made here
-	@rm -rf .venv .venv-interop build dist wheelhouse vendor *.egg-info
+	@rm -rf .venv .venv-bench-* .venv-interop bench/out build dist wheelhouse vendor *.egg-info
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	@rm -f chasqui/_core/*.c chasqui/_core/*.so
 	@find bench chasqui tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

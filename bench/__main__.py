@@ -38,8 +38,10 @@ def main() -> int:
     (out / "report.html").write_text(page("chasqui: benchmark", written))
     console.print(f"{out}/report.md, report.html and raw.jsonl tell what was found.")
     if asked.publish:
+        from bench.flames import record
         from bench.publish import publish
 
+        record(out)
         console.print(f"{publish(results, out)} tells the world.")
     return summary(results, console)
 

@@ -85,7 +85,7 @@ class Results:
 
     def packages(self) -> dict[str, str]:
         """The versions that took part."""
-        found: dict[str, str] = {}
+        found: dict[str, str] = dict(self.about.get("packages", {}))
         for row in self.rows:
             found.update(row.get("packages", {}))
         return dict(sorted(found.items()))

@@ -79,6 +79,7 @@ class Runner:
                 if kind not in stages:
                     server = stack.enter_context(Server(kind))
                     stages[kind] = Stage(server, self._options.quiet_limit_s)
+                    stack.callback(stages[kind].close)
                 self._measure(stages[kind], turn)
                 progress.advance(task)
 

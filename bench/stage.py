@@ -93,6 +93,10 @@ class Stage:
             "waited_s": self._waited_s,
         }
 
+    def close(self) -> None:
+        """Let go of the server, which goes on running."""
+        self._info.close()
+
     def _version(self) -> str:
         told = self._info.ask("server")
         if "valkey_version" in told:

@@ -266,7 +266,15 @@ async function idle({ seconds }) {
   }];
 }
 
-const working = { drain, delays, due, idle };
+function count({ n }) {
+  let seen = 0;
+  const handle = (data, done) => {
+    if (++seen >= n) done();
+  };
+  return [handle, () => ({ n, count: seen })];
+}
+
+const working = { drain, delays, due, idle, count };
 
 async function main() {
   if (asked.scenario in adding) {

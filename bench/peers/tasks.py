@@ -210,9 +210,26 @@ class Idle(Task):
         return self._told
 
 
+class Count(Task):
+    """Runs jobs that may be all the same; how many there were."""
+
+    def __init__(self, url: str, n: int) -> None:
+        super().__init__(url, n)
+        self._count = 0
+
+    def handle(self, data: Data) -> None:
+        self._count += 1
+        if self._count >= self.n:
+            self.on_done()
+
+    def result(self) -> Data:
+        return {"n": self.n, "count": self._count}
+
+
 WORKING: dict[str, Callable[..., Task]] = {
     "drain": Drain,
     "delays": Delays,
     "due": Due,
     "idle": Idle,
+    "count": Count,
 }

@@ -1,0 +1,131 @@
+"""Writes docs/performance.md from a run: its tables, its plots, its raw results."""
+
+import json
+import shutil
+from pathlib import Path
+
+from bench.document import Block, Code, Heading, Image, Table, Text, markdown
+from bench.environments import ROOT
+from bench.flames import GRAPHS
+from bench.libraries import LIBRARIES
+from bench.report import growth, machine, table_of, targets, troubles
+from bench.results import Results, Row
+from bench.scenarios import SCENARIOS
+
+DOCS = ROOT / "docs"
+FOLDER = DOCS / "performance"
+#: A flame graph beyond this is not worth its place in the repository.
+MAX_SVG_BYTES = 400_000
+
+HOW = """\
+make bench                                    # everything, 3 rounds
+python -m bench --quick                       # few jobs, few peers, under 5 minutes
+python -m bench --only 4,6 --peers chasquimq  # two of the targets, one peer
+python -m bench --full --publish              # 5 rounds, up to 1M jobs; writes this page
+make bench-check                              # did a hot path get slower?"""
+
+READ_IT = """\
+Every measurement is a fresh process against a server that was just emptied; libraries take turns
+within a round, in an order that the seed decides. A rate is the best of the rounds, the spread goes
+from the worst to the best. CPU seconds are user and system time of the whole client process, all
+its threads, and of the server process by its own account, per 100,000 jobs. While a measurement
+runs, CPU that other processes use is watched; a measurement that lost more than a quarter of a core
+to them is repeated. Payloads are `{"to": "user@example.com", "n": 123}`; handlers count and return.
+A drain checks that each job ran once."""
+
+NOT_MEASURED = """\
+- Networks: client and server share one machine, so a round trip costs microseconds.
+- Servers that write to disk (`appendonly yes`) or have replicas.
+- Several workers or producers at once, and machines with more cores.
+- Handlers that do something: these numbers are the cost of the queue alone.
+- Clusters, TLS, and managed services."""
+
+
+def publish(results: Results, out: Path) -> Path:
+    """Write the page, its images and the raw rows; the page's path."""
+    if FOLDER.exists():
+        shutil.rmtree(FOLDER)
+    FOLDER.mkdir(parents=True)
+    images = {}
+    for image in sorted(out.glob("*.png")):
+        shutil.copy(image, FOLDER / image.name)
+        images[image.stem] = f"performance/{image.name}"
+    about = {**results.about, "packages": results.packages()}
+    rows = [{"run": about}, *results.installs, *(_small(row) for row in results.rows)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (FOLDER / "raw.jsonl").write_text(text)
+    page = DOCS / "performance.md"
+    page.write_text(markdown(blocks(results, images, out)))
+    return page
+
+
+def blocks(results: Results, images: dict[str, str], out: Path) -> list[Block]:
+    made: list[Block] = [
+        Heading("Performance", 1),
+        Text(
+            "Written by `python -m bench --publish`; no number here was typed. The rows behind it "
+            "are in [performance/raw.jsonl](performance/raw.jsonl)."
+        ),
+        *machine(results),
+        Text(READ_IT.replace("\n", " ")),
+    ]
+    if "overview" in images:
+        made += [Heading("At a glance"), Image("chasqui against each library", images["overview"])]
+    made += [Heading("Against the targets"), *targets(results), Heading("Scenario by scenario")]
+    for scenario in SCENARIOS:
+        table = table_of(results, scenario.name)
+        if table is None:
+            continue
+        made += [Heading(f"{scenario.title[0].upper()}{scenario.title[1:]}", 3), table]
+        if scenario.name in images:
+            made.append(Image(scenario.title, images[scenario.name]))
+    made += [Heading("How cost grows")]
+    made += [Heading(b.text, 3) if isinstance(b, Heading) else b for b in growth(results, images)]
+    made += [*core(results), *where_time_goes(out), *troubles(results)]
+    made += [Heading("What was not measured"), Text(NOT_MEASURED)]
+    made += [Heading("How to repeat it"), Code(HOW)]
+    peers = ", ".join(each.title for each in LIBRARIES.values() if each.name != "chasqui")
+    made.append(
+        Text(
+            f"A run needs this repository, the package registries and, for BullMQ, Node. It makes "
+            f"an environment for each set of peers that agree ({peers}) and starts its own servers."
+        )
+    )
+    return made
+
+
+def core(results: Results) -> list[Block]:
+    rows = [row for row in results.rows if row["scenario"] == "core"]
+    if not rows:
+        return []
+    lines = [
+        [
+            row["library"],
+            f"{row['ours_ns']:,.0f}",
+            f"{row['theirs_ns']:,.0f}",
+            f"{row['ratio']:.1f}",
+        ]
+        for row in rows
+    ]
+    head = ["work", "core ns", "Python ns", "ratio"]
+    return [Heading("The compiled core alone"), Table(head, lines)]
+
+
+def where_time_goes(out: Path) -> list[Block]:
+    """The flame graphs, where they were recorded and are small."""
+    made: list[Block] = []
+    for name, (title, _) in GRAPHS.items():
+        graph = out / f"{name}.svg"
+        if graph.exists() and graph.stat().st_size <= MAX_SVG_BYTES:
+            shutil.copy(graph, FOLDER / graph.name)
+            made += [Text(f"{title}:"), Image(title, f"performance/{graph.name}")]
+    return [Heading("Where the time goes"), *made] if made else []
+
+
+def _small(row: Row) -> Row:
+    """A row without what the page does not show, at the precision that it deserves."""
+    return {
+        key: float(f"{value:.6g}") if isinstance(value, float) else value
+        for key, value in row.items()
+        if key not in ("quantiles_ms", "packages")
+    }
