@@ -42,7 +42,7 @@ def main() -> int:
         from bench.publish import publish
 
         record(out)
-        console.print(f"{publish(results, out)} tells the world.")
+        console.print(f"{publish(results, out, images)} tells the world.")
     return summary(results, console)
 
 

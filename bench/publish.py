@@ -41,15 +41,15 @@ NOT_MEASURED = """\
 - Clusters, TLS, and managed services."""
 
 
-def publish(results: Results, out: Path) -> Path:
+def publish(results: Results, out: Path, drawn: dict[str, str]) -> Path:
     """Write the page, its images and the raw rows; the page's path."""
     if FOLDER.exists():
         shutil.rmtree(FOLDER)
     FOLDER.mkdir(parents=True)
     images = {}
-    for image in sorted(out.glob("*.png")):
-        shutil.copy(image, FOLDER / image.name)
-        images[image.stem] = f"performance/{image.name}"
+    for name, image in drawn.items():
+        shutil.copy(out / image, FOLDER / image)
+        images[name] = f"performance/{image}"
     about = {**results.about, "packages": results.packages()}
     rows = [{"run": about}, *results.installs, *(_small(row) for row in results.rows)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -79,8 +79,9 @@ def blocks(results: Results, images: dict[str, str], out: Path) -> list[Block]:
         made += [Heading(f"{scenario.title[0].upper()}{scenario.title[1:]}", 3), table]
         if scenario.name in images:
             made.append(Image(scenario.title, images[scenario.name]))
-    made += [Heading("How cost grows")]
-    made += [Heading(b.text, 3) if isinstance(b, Heading) else b for b in growth(results, images)]
+    if grown := growth(results, images):
+        made.append(Heading("How cost grows"))
+        made += [Heading(each.text, 3) if isinstance(each, Heading) else each for each in grown]
     made += [*core(results), *where_time_goes(out), *troubles(results)]
     made += [Heading("What was not measured"), Text(NOT_MEASURED)]
     made += [Heading("How to repeat it"), Code(HOW)]
