@@ -1,12 +1,11 @@
 """The Spark pipeline against plain clients, in one run: `python -m bench.spark --help`.
 
-Everything is measured in rounds, each of which does all of it, and the median is told; the ratios mean
-more than the rates. Prints a table in Markdown, and writes it to bench/out/spark.md.
+Everything is measured in rounds, each of which does all of it, and the median is told; the ratios
+mean more than the rates. Prints a table in Markdown, and writes it to bench/out/spark.md.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -177,19 +176,12 @@ class Bench:
         keys = self.fresh()
         connection = BlockingConnection(Endpoint.parse(self.server.url), key=keys.stream)
 
+        head = ("XADD", keys.events, "*", "e", "completed", "id", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+        tail = ("ts", 1_794_797_194_831, "n", "mail", "attempt", 1, "duration_us")
+        thousand = [(*head, *tail, i) for i in range(1000)]
+
         def plan() -> Any:
-            yield (
-                commands(
-                    *(
-                        ("XADD", keys.events, "*", "e", "completed", "id")
-                        + ("01ARZ3NDEKTSV4RRFFQ69G5FAV", "ts", 1_794_797_194_831, "n", "mail")
-                        + ("attempt", 1, "duration_us", i)
-                        for i in range(1000)
-                    ),
-                    effect=Effect.ONCE,
-                )
-                for _ in range(rows // 1000)
-            )
+            yield (commands(*thousand, effect=Effect.ONCE) for _ in range(rows // 1000))
 
         connection.run(plan())
         connection.close()
@@ -276,10 +268,10 @@ def measure(bench: Bench, rounds: int) -> str:
     busy = statistics.median(
         bench.live_p99(5, lambda: bench.read("meanwhile", keys)) for _ in range(rounds)
     )
-    own = json.loads(json.dumps({}))  # what a loop that only burns CPU does to the same latency
+    # What a process that only burns CPU does to the same latency: the cores are shared.
     spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        own["spin"] = statistics.median(bench.live_p99(5) for _ in range(rounds))
+        beside = statistics.median(bench.live_p99(5) for _ in range(rounds))
     finally:
         spin.kill()
         spin.wait()
@@ -306,7 +298,7 @@ def measure(bench: Bench, rounds: int) -> str:
         ("planning share of a micro-batch", planning, "at most 0.10"),
         ("fixed cost of a micro-batch, s", fixed_s, "at most 0.5"),
         ("live p99 during a full read / without", busy / quiet, "at most 1.5"),
-        ("... the same beside one process that only spins", own["spin"] / quiet, ""),
+        ("... the same beside one process that only spins", beside / quiet, ""),
     ]
     lines = ["| measure | found | target |", "| --- | ---: | --- |"]
     lines += [f"| {what} | {value:.2f} | {target} |" for what, value, target in rows]

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "drain": "drain",
     "obliterate": "state",
     "doctor": "doctor",
+    "spark": "spark",
 }
 
 

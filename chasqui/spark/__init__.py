@@ -7,15 +7,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from chasqui.spark.archiving import archive as archive
+    from chasqui.spark.archiving import compact as compact
+    from chasqui.spark.archiving import read_archive as read_archive
+    from chasqui.spark.html import page as page
+    from chasqui.spark.reports import gather as gather
+    from chasqui.spark.rollups import funnel as funnel
+    from chasqui.spark.rollups import merge as merge
+    from chasqui.spark.rollups import rollup as rollup
+    from chasqui.spark.rollups import waits as waits
+    from chasqui.spark.rollups import with_percentiles as with_percentiles
     from chasqui.spark.sessions import session as session
+    from chasqui.spark.signatures import triage as triage
     from chasqui.spark.source import ChasquiDataSource as ChasquiDataSource
     from chasqui.spark.source import register as register
+    from chasqui.spark.verbs import enqueue as enqueue
+    from chasqui.spark.verbs import fail_jobs as fail_jobs
+    from chasqui.spark.verbs import follow as follow
+    from chasqui.spark.verbs import read as read
+    from chasqui.spark.verbs import replay as replay
+    from chasqui.spark.verbs import with_results as with_results
 
-_HOMES = {
-    "ChasquiDataSource": "source",
-    "register": "source",
-    "session": "sessions",
+#: Per module the public names in it. A name must not be that of a module: it would hide it.
+_NAMES = {
+    "archiving": ("archive", "compact", "read_archive"),
+    "html": ("page",),
+    "reports": ("gather",),
+    "rollups": ("funnel", "merge", "rollup", "waits", "with_percentiles"),
+    "sessions": ("session",),
+    "source": ("ChasquiDataSource", "register"),
+    "signatures": ("triage",),
+    "verbs": ("enqueue", "fail_jobs", "follow", "read", "replay", "with_results"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_HOMES)
 

@@ -9,7 +9,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +90,12 @@ def moments(values_ms: Iterable[int | None], kind: Any) -> Any:
 
 def moments_of_ids(ids: Sequence[bytes], kind: Any) -> Any:
     """The times in stream ids."""
+    dash = ids[0].find(b"-") if ids else -1
+    if dash > 0 and ids[-1].find(b"-") == dash:
+        # Ids rise, so all between two with times of one length have times of that length.
+        times = pc.utf8_slice_codeunits(pa.array(ids, pa.string()), 0, dash).cast(pa.int64())
+        if times[-1].as_py() <= MAX_MS:
+            return pc.multiply(times, 1000).cast(kind)
     return moments((int(one.partition(b"-")[0]) for one in ids), kind)
 
 
@@ -102,17 +108,15 @@ _ULID_WEIGHTS: Any = 32 ** np.arange(9, -1, -1, dtype=np.int64)
 
 def moments_of_ulids(ids: Sequence[bytes | None], kind: Any) -> Any:
     """When jobs were created, from ids that are ULIDs; null for other ids."""
-    rows = [i for i, one in enumerate(ids) if one is not None and len(one) == 26]
-    out: list[int | None] = [None] * len(ids)
-    if rows:
-        chars = np.frombuffer(b"".join(ids[i] or b"" for i in rows), np.uint8).reshape(-1, 26)
-        digits = _ULID_VALUES[chars]
-        is_ulid = (digits >= 0).all(axis=1)
-        times = (digits[:, :10] * _ULID_WEIGHTS).sum(axis=1)
-        for row, ms, good in zip(rows, times.tolist(), is_ulid.tolist(), strict=True):
-            if good:
-                out[row] = ms
-    return moments(out, kind)
+    # What is no ULID for its length stands in as one that is none for its letters.
+    even = [one if one is not None and len(one) == 26 else _NO_ULID for one in ids]
+    digits = _ULID_VALUES[np.frombuffer(b"".join(even), np.uint8).reshape(-1, 26)]
+    times = digits[:, :10] @ _ULID_WEIGHTS
+    is_none = (digits.min(axis=1) < 0) | (times > MAX_MS)
+    return pa.array(np.where(is_none, 0, times * 1000), pa.int64(), mask=is_none).cast(kind)
+
+
+_NO_ULID = b"-" * 26
 
 
 # ── Decoders ────────────────────────────────────────────────────────────────────────────────────
@@ -125,79 +129,93 @@ def decoder_of(options: Options, schema: StructType) -> "EventDecoder | JobDecod
     return JobDecoder(options, schema)
 
 
+#: The rows of one layout, and the values of each of its fields.
+_Part: TypeAlias = tuple[list[int], dict[bytes, tuple[bytes, ...]]]
+
+
 class EventDecoder:
     """Pages of the events stream, as plain replies of XRANGE."""
 
-    def __init__(self, schema: StructType) -> None:
-        self._schema = arrow_schema(schema)
-        wanted = set(self._schema.names)
-        self._fields = {
-            field: column
-            for column, field in _EVENT_FIELDS.items()
-            if column in wanted or (column == "job_id" and "job_created_at" in wanted)
-        }
-        self._ignored = frozenset(_EVENT_FIELDS.values()) - self._fields.keys()
-        self._wants_extra = "extra" in wanted
-
     builder = None
 
-    @staticmethod
-    def last_id(page: list[Any]) -> bytes:
-        last: bytes = page[-1][0]
-        return last
+    def __init__(self, schema: StructType) -> None:
+        self._schema = arrow_schema(schema)
 
     def batch(self, queue: str, page: list[Any]) -> Any:
-        """A page as a record batch."""
-        size = len(page)
-        columns: dict[str, list[Any]] = {name: [None] * size for name in self._fields.values()}
-        slots = {field: columns[name] for field, name in self._fields.items()}
-        ids: list[bytes] = []
-        extra: list[tuple[int, bytes, bytes]] = []
-        ignored, wants_extra = self._ignored, self._wants_extra
-        find = slots.get
-        for row, (entry_id, fields) in enumerate(page):
-            ids.append(entry_id)
-            pairs = iter(fields)
-            for field, value in zip(pairs, pairs, strict=True):
-                slot = find(field)
-                if slot is not None:
-                    slot[row] = value
-                elif wants_extra and field not in ignored:
-                    extra.append((row, field, value))
+        """A page as a record batch.
+
+        Entries with the same fields in the same order are taken together, column by column: a page
+        has few such layouts. Then the rows are put back into their order.
+        """
+        layouts: dict[tuple[bytes, ...], tuple[list[int], list[list[bytes]]]] = {}
+        for row, (_, fields) in enumerate(page):
+            names = tuple(fields[::2])
+            found = layouts.get(names)
+            if found is None:
+                found = layouts[names] = ([], [])
+            found[0].append(row)
+            found[1].append(fields[1::2])
+        parts = [
+            (rows, dict(zip(names, zip(*values, strict=True), strict=True)))
+            for names, (rows, values) in layouts.items()
+        ]
+        places = None
+        if len(parts) > 1:
+            rows_in_order = np.concatenate([np.array(rows) for rows, _ in parts])
+            places = pa.array(np.argsort(rows_in_order))
+        ids = [entry_id for entry_id, _ in page]
         return pa.RecordBatch.from_arrays(
-            [self._array(column, queue, size, ids, columns, extra) for column in self._schema],
+            [self._array(column, queue, ids, parts, places) for column in self._schema],
             schema=self._schema,
         )
 
     def _array(
-        self,
-        column: Any,
-        queue: str,
-        size: int,
-        ids: list[bytes],
-        columns: dict[str, list[Any]],
-        extra: list[tuple[int, bytes, bytes]],
+        self, column: Any, queue: str, ids: list[bytes], parts: list[_Part], places: Any
     ) -> Any:
         name, kind = column.name, column.type
         if name == "queue":
-            return pa.repeat(pa.scalar(queue, pa.string()), size)
+            return pa.repeat(pa.scalar(queue, pa.string()), len(ids))
         if name == "entry_id":
             return texts(ids)
         if name == "entry_ts":
             return moments_of_ids(ids, kind)
-        if name == "job_created_at":
-            return moments_of_ulids(columns["job_id"], kind)
         if name == "extra":
-            return _maps(size, extra, kind)
-        values = columns[name]
-        if name == "ts":
-            return pc.multiply(integers(values, pa.int64()), 1000).cast(kind)
-        if pa.types.is_integer(kind):
-            return integers(values, kind)
-        return texts(values)
+            return _maps(len(ids), parts, kind)
+        field = _EVENT_FIELDS["job_id" if name == "job_created_at" else name]
+        if not any(field in values for _, values in parts):
+            return pa.nulls(len(ids), kind)
+        array = pa.concat_arrays(
+            [
+                _convert(name, values[field], kind)
+                if field in values
+                else pa.nulls(len(rows), kind)
+                for rows, values in parts
+            ]
+        )
+        return array if places is None else array.take(places)
 
 
-def _maps(size: int, found: list[tuple[int, bytes, bytes]], kind: Any) -> Any:
+def _convert(name: str, values: Sequence[bytes], kind: Any) -> Any:
+    if name == "job_created_at":
+        return moments_of_ulids(values, kind)
+    if name == "ts":
+        times = integers(values, pa.int64())
+        is_sound = pc.and_(pc.greater_equal(times, 0), pc.less_equal(times, MAX_MS))
+        return pc.multiply(pc.if_else(is_sound, times, None), 1000).cast(kind)
+    return integers(values, kind) if pa.types.is_integer(kind) else texts(values)
+
+
+_KNOWN = frozenset(_EVENT_FIELDS.values())
+
+
+def _maps(size: int, parts: list[_Part], kind: Any) -> Any:
+    """Per row the fields that are no column of their own."""
+    found = sorted(
+        (row, field, value)
+        for rows, values in parts
+        for field in values.keys() - _KNOWN
+        for row, value in zip(rows, values[field], strict=True)
+    )
     counts: Any = np.zeros(size + 1, np.int32)
     for row, _, _ in found:
         counts[row + 1] += 1
@@ -219,11 +237,6 @@ class JobDecoder:
     @property
     def builder(self) -> EntryBuilder:
         return EntryBuilder("range", _ANY_SIZE)
-
-    @staticmethod
-    def last_id(page: list[Any]) -> bytes:
-        last: bytes = page[-1].id
-        return last
 
     def batch(
         self,

@@ -5,13 +5,14 @@ Without the spark extra only `test_environment.py` is collected, which says so i
 
 import importlib.util
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from tests.servers import Server
+from tests.servers import MissingServerError, Server
 
 HAS_EXTRA = all(importlib.util.find_spec(name) for name in ("pyspark", "pandas", "pyarrow"))
 collect_ignore_glob: list[str] = []
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(300))
 
 
-def unavailable(reason: str) -> None:
+def unavailable(reason: str) -> NoReturn:
     """Skip, with the reason in one line; in CI that is an error."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(reason, pytrace=False)
@@ -60,7 +61,25 @@ def _close_what_was_opened() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def locked_server() -> Iterator[tuple[str, str]]:
+    """A server with a password: the environment variable that holds its URL, and the password.
+
+    Set before the JVM starts: its workers get the environment as it is then.
+    """
+    password = f"canary-{uuid.uuid4().hex}"
+    try:
+        server = Server("redis-8.6", requirepass=password)
+    except MissingServerError as error:
+        unavailable(str(error))
+    with server:
+        variable = "CHASQUI_SPARK_TEST_URL"
+        os.environ[variable] = server.url.replace("://", f"://:{password}@")
+        yield variable, password
+        del os.environ[variable]
+
+
+@pytest.fixture(scope="session")
+def spark(locked_server: tuple[str, str]) -> Iterator[Any]:
     """One session for the run: two cores, and tasks may fail three times."""
     from chasqui.errors import NotSupportedError
     from chasqui.spark import session
@@ -74,8 +93,6 @@ def spark() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (root, os.environ.get("PYTHONPATH", "")))
     )
-    # The workers have the environment of the JVM, which has ours as it is now.
-    os.environ["CHASQUI_SPARK_TEST_FLAG"] = "set before the session"
     running = session(
         "local[2,4]",
         app_name="chasqui-tests",

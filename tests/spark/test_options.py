@@ -1,12 +1,13 @@
 """Wrong options are refused on the driver, in one sentence that names them."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from chasqui.spark.options import OptionError, Options, table_of_options
 from chasqui.spark.rows import Mapping
-from chasqui.spark.schemas import check_subset
+from chasqui.spark.schemas import COLUMNS, check_subset
 from chasqui.spark.source import ChasquiDataSource
 from tests.spark.direct import struct
 
@@ -108,3 +109,13 @@ def test_every_option_says_what_it_means():
     rows = table_of_options()
     assert len({name for name, *_ in rows}) == len(rows) > 40
     assert all(meaning.endswith(".") for *_, meaning in rows)
+
+
+def test_the_page_of_the_docs_lists_every_option_and_column():
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    for name, default, where, meaning in table_of_options():
+        shown = default if default == "-" else f"`{default}`"
+        assert f"| `{name}` | {shown} | {where} | {meaning} |" in page
+    for table, columns in COLUMNS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{table}` |"))
+        assert all(f"`{column}`" in row for column in columns)

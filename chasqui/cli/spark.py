@@ -1,0 +1,410 @@
+"""`chasqui spark`: queues as data. Each command is one of chasqui.spark, with progress shown."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
+from chasqui.cli.output import at_ms, count, show_all
+from chasqui.cli.spark_demo import demo
+from chasqui.cli.spark_run import (
+    SparkRun,
+    events_of,
+    lost_by,
+    on_queue,
+    say,
+    server_facts,
+    show_table,
+    watch,
+)
+from chasqui.errors import ChasquiError
+
+if TYPE_CHECKING:
+    pass
+
+app = typer.Typer(
+    help="Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.command()(demo)
+txn_app = typer.Typer(
+    help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(txn_app, name="txn")
+
+Queues: TypeAlias = Annotated[
+    str, typer.Option("--queue", "-q", metavar="QUEUE", help="The queue, or several with commas.")
+]
+Master: TypeAlias = Annotated[
+    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, …")
+]
+Conf: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")
+]
+Archive: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--archive", metavar="DIR", help="Read archived events instead."),
+]
+Since: TypeAlias = Annotated[
+    datetime | None,
+    typer.Option(parser=moment, metavar="WHEN", help="Events since then: 24h (ago), or ISO 8601."),
+]
+Where: TypeAlias = Annotated[
+    str | None, typer.Option(help="A condition in SQL, such as \"name = 'resize'\".")
+]
+
+
+@app.command()
+def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Say whether Spark can run here, and whether its workers would find what they need.
+
+    Exit code 1 if it cannot. Starts no Spark.
+
+    Example: chasqui spark doctor
+    """
+    from chasqui.spark.sessions import check_packages, find_java
+
+    rows: list[tuple[str, str, str]] = []
+
+    def check(what: str, look: Callable[[], str]) -> None:
+        try:
+            rows.append(("ok", what, look()))
+        except (ChasquiError, OSError, ValueError) as error:
+            rows.append(("MISSING", what, str(error)))
+
+    def java() -> str:
+        found = find_java()
+        return f"{found.version} at {found.home} (by {found.origin})"
+
+    def packages() -> str:
+        return ", ".join(f"{name} {version}" for name, version in check_packages().items())
+
+    check("java", java)
+    check("packages", packages)
+    worker = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    rows.append(("ok", "workers' Python", worker))
+    check("server", lambda: server_facts(redis_url))
+    show_all(("verdict", "what", "found"), rows, as_json=as_json, nothing="")
+    if any(verdict != "ok" for verdict, _, _ in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def enqueue(
+    source: Annotated[
+        str, typer.Option("--from", metavar="FORMAT:PATH", help="parquet:, json:, csv: or orc:.")
+    ],
+    queue: Queues,
+    name: Annotated[str, typer.Option(help="The name of all jobs, unless a column says.")] = "",
+    txn: Annotated[
+        str | None, typer.Option(help="Names this write: run again, it is not written again.")
+    ] = None,
+    delivery: Annotated[str, typer.Option(help="exactly_once, at_least_once or dedup.")] = (
+        "exactly_once"
+    ),
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add every row of a data set as a job.
+
+    Example: chasqui spark enqueue --from parquet:orders/ --queue orders --txn orders-2026-01-31
+    """
+    kind, separator, path = source.partition(":")
+    if not separator or kind not in ("parquet", "json", "csv", "orc"):
+        raise ValueError("--from takes a format and a path, such as parquet:orders/")
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import enqueue as add
+
+        reader = spark.session.read
+        if kind == "csv":
+            reader = reader.option("header", True).option("inferSchema", True)
+        df = reader.format(kind).load(path)
+        rows = df.count()
+        started_s = time.perf_counter()
+        options = {"delivery": delivery, "txnAppId": txn, "jobName": name or None}
+        add(df, queue, **spark.server, **options)
+        seconds = time.perf_counter() - started_s
+    facts = {"rows": rows, "seconds": round(seconds, 2), "rows_per_s": round(rows / seconds)}
+    say(facts, as_json, f"added {count(rows, 'row')} in {seconds:.1f} s")
+
+
+@app.command()
+def archive(
+    queue: Queues,
+    to: Annotated[str, typer.Option(metavar="DIR", help="The folder of the archive.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
+    every: Annotated[
+        int, typer.Option(parser=duration_ms, metavar="TIME", help="With --follow: how often.")
+    ] = 10_000,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on if events were lost, and count them.")
+    ] = False,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep events for good, as Parquet by queue and day.
+
+    Exit code 1 if events were trimmed before they were archived.
+
+    Example: chasqui spark archive --queue orders --to lake --follow
+    """
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import archive as start
+
+        options = {**spark.server, "failOnDataLoss": not keep_going}
+        query = start(
+            spark.session, queue, to, follow_on=follow, interval_s=every / 1000, **options
+        )
+        rows = watch(query, "archived")
+        lost = lost_by(query)
+    say({"events": rows, "lost": lost}, as_json, f"archived {count(rows, 'event')}; lost {lost}")
+    if lost:
+        raise typer.Exit(1)
+
+
+@app.command()
+def compact(
+    to: Annotated[str, typer.Argument(metavar="DIR", help="The folder of the archive.")],
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite the finished days of an archive as one file each.
+
+    Example: chasqui spark compact lake
+    """
+    with SparkRun(master, conf, None) as spark:
+        from chasqui.spark import compact as rewrite
+
+        days = rewrite(spark.session, to)
+    say({"days": days}, as_json, f"compacted {count(days, 'day')}")
+
+
+@app.command()
+def rollup(
+    queue: Queues,
+    window: Annotated[
+        int, typer.Option(parser=duration_ms, metavar="TIME", help="Of so much time each.")
+    ] = 60_000,
+    to: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write Parquet with its sketches instead.")
+    ] = None,
+    since: Since = None,
+    from_archive: Archive = None,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Per queue, name and window: what happened, jobs a second, run and wait percentiles.
+
+    Example: chasqui spark rollup --queue orders --window 5m --since 2h
+    """
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import rollup as roll
+        from chasqui.spark import with_percentiles
+
+        rolled = roll(events_of(spark, queue, since, from_archive), f"{window} milliseconds")
+        if to is not None:
+            rolled.write.mode("overwrite").parquet(to)
+            return
+        table = with_percentiles(rolled).orderBy("start", "queue", "name")
+        show_table(table.drop("end"), as_json, "no events")
+
+
+@app.command()
+def report(
+    queue: Queues,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the page here.")] = None,
+    since: Since = None,
+    from_archive: Archive = None,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw what happened as one HTML page that needs nothing else; --json prints its data.
+
+    Example: chasqui spark report --queue orders --since 24h --html report.html
+    """
+    if html is None and not as_json:
+        raise ValueError("say where the page goes with --html FILE, or --json for the data")
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import gather, page, read
+
+        dead = None
+        if from_archive is None:
+            dead = read(spark.session, "dlq", queue, **spark.server, columns=["queue", "reason"])
+        data = gather(events_of(spark, queue, since, from_archive), dead)
+    if html is not None:
+        html.write_text(page(data), encoding="utf-8")
+    if as_json:
+        print(json.dumps(data))
+    else:
+        print(f"the report over {count(data['events'], 'event')} is in {html}")
+
+
+@app.command()
+def triage(
+    queue: Queues,
+    limit: Annotated[int, typer.Option(min=1, help="The most signatures.")] = 20,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Group dead jobs by what their errors have in common.
+
+    Example: chasqui spark triage --queue orders
+    """
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import read
+        from chasqui.spark import triage as group
+
+        dead = read(spark.session, "dlq", queue, **spark.server)
+        show_table(group(dead).limit(limit), as_json, "no dead jobs")
+
+
+@app.command()
+def replay(
+    queue: Queues,
+    where: Where = None,
+    signature: Annotated[
+        str | None, typer.Option(help="Only those that triage shows under this signature.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The most jobs.")] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="The most jobs a second.")] = None,
+    yes: Yes = False,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run dead jobs again, chosen by a condition on the dlq table.
+
+    Without --yes nothing is moved: you see how many would be.
+
+    Example: chasqui spark replay -q orders --where "name='resize' AND reason LIKE 'Timeout%'"
+    """
+    with SparkRun(master, conf, redis_url) as spark:
+        from pyspark.sql import functions as F
+
+        from chasqui.spark import read
+        from chasqui.spark import replay as move
+        from chasqui.spark.signatures import signature as signature_of
+
+        dead = read(spark.session, "dlq", queue, **spark.server)
+        if where is not None:
+            dead = dead.where(where)
+        if signature is not None:
+            why = F.coalesce("error", "detail", "reason", F.lit(""))
+            dead = dead.where(signature_of(why) == signature)
+        moved = move(dead, dry_run=not yes, limit=limit, per_second=rate, **spark.server)
+    facts = {"replayed": moved if yes else 0, "selected": moved}
+    jobs = count(moved, "job")
+    say(facts, as_json, f"replayed {jobs}" if yes else f"would replay {jobs}; add --yes to do it")
+
+
+@app.command()
+def export(
+    queue: Queues,
+    to: Annotated[str, typer.Option(metavar="FORMAT:PATH", help="parquet:, json:, csv: or orc:.")],
+    table: Annotated[
+        str, typer.Option(help="jobs, events, dlq, delayed, results or queues.")
+    ] = "jobs",
+    where: Where = None,
+    master: Master = None,
+    conf: Conf = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a table to files; payloads become JSON text.
+
+    Example: chasqui spark export --queue orders --table dlq --to parquet:dead/
+    """
+    kind, separator, path = to.partition(":")
+    if not separator or kind not in ("parquet", "json", "csv", "orc"):
+        raise ValueError("--to takes a format and a path, such as parquet:dead/")
+    with SparkRun(master, conf, redis_url) as spark:
+        from chasqui.spark import read
+
+        shaped = {"payloadFormat": "json"} if table not in ("events", "queues") else {}
+        scan = {"scan": True} if table == "results" else {}
+        df = read(spark.session, table, queue, **spark.server, **shaped, **scan)
+        if where is not None:
+            df = df.where(where)
+        if kind == "csv":  # it knows no structs, maps or bytes
+            df = df.drop("retry", "extra", "_corrupt")
+        df.write.format(kind).mode("errorifexists").save(path)
+        rows = spark.session.read.format(kind).load(path).count()
+    say({"rows": rows}, as_json, f"wrote {count(rows, 'row')} to {path}")
+
+
+# ── Writes that were recorded ───────────────────────────────────────────────────────────────────
+
+OneQueue: TypeAlias = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
+AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, as listed.")]
+
+
+@txn_app.command("list")
+def txn_list(queue: OneQueue, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """List exactly-once writes into a queue, the unfinished ones with what they still hold.
+
+    Example: chasqui spark txn list --queue orders
+    """
+    from chasqui.spark import txn
+
+    with on_queue(queue, redis_url) as (connection, keys):
+        records = connection.run(txn.list_records(keys))
+    rows = [
+        (one.app_id, one.epoch, one.state, at_ms(one.at_s * 1000), one.jobs, one.left)
+        for one in records
+    ]
+    columns = ("id", "epoch", "state", "recorded", "jobs", "left")
+    show_all(columns, rows, as_json=as_json, nothing="no writes")
+
+
+@txn_app.command("resume")
+def txn_resume(queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None) -> None:
+    """Publish what an interrupted write had recorded.
+
+    Example: chasqui spark txn resume --queue orders orders-2026-01-31
+    """
+    from chasqui.spark.txn import Transaction
+
+    with on_queue(queue, redis_url) as (connection, keys):
+        moved = Transaction(connection, keys, app_id, max_backlog=2**53).resume()
+    print(f"published {count(moved, 'job')}")
+
+
+@txn_app.command("discard")
+def txn_discard(
+    queue: OneQueue, app_id: AppId, yes: Yes = False, redis_url: RedisUrl = None
+) -> None:
+    """Forget a write and drop what it has staged; what it has published stays.
+
+    Example: chasqui spark txn discard --queue orders orders-2026-01-31 --yes
+    """
+    from chasqui.spark import txn
+
+    with on_queue(queue, redis_url) as (connection, keys):
+        record = connection.run(txn.read_record(keys, app_id))
+        if record is None:
+            print("not found")
+            raise typer.Exit(1)
+        if yes:
+            txn.Transaction(connection, keys, app_id, max_backlog=1).discard()
+    left = count(record.left, "job")
+    print(f"dropped {left}" if yes else f"would drop {left}; add --yes to do it")

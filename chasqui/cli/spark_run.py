@@ -1,0 +1,149 @@
+"""Between the shell and Spark: a session for one command, what it reads, what it tells."""
+
+import json
+import os
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from chasqui.blocking import BlockingConnection
+from chasqui.cli.output import count, show, show_all
+from chasqui.config import DEFAULT_URL, Endpoint
+from chasqui.keys import Keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: The environment variable that carries the server's URL to Spark's processes.
+URL_VARIABLE: Final = "CHASQUI_SPARK_URL"
+
+
+class SparkRun:
+    """A session for one command, and the options that name the server.
+
+    The URL goes through the environment: it may hold a password, and options end up in plans.
+    """
+
+    def __init__(self, master: str | None, conf: list[str] | None, redis_url: str | None) -> None:
+        url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL")
+        if Endpoint.parse(url).kind == "embedded":
+            raise ValueError("Spark's workers need a server that they can reach, not embedded://")
+        os.environ[URL_VARIABLE] = url or DEFAULT_URL
+        self.server: dict[str, Any] = {"urlEnv": URL_VARIABLE}
+        self._master = master
+        self._conf = dict(_setting(one) for one in conf or ())
+        self._conf.setdefault("spark.log.level", "ERROR")
+
+    def __enter__(self) -> "SparkRun":
+        from chasqui.spark import session
+
+        if sys.stderr.isatty():
+            print("starting Spark, which takes some seconds …", file=sys.stderr)
+        self.session: SparkSession = session(self._master, conf=self._conf)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.stop()
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"--conf takes name=value, got {text!r}")
+    return name, value
+
+
+def events_of(
+    spark: SparkRun, queue: str, since: datetime | None, archive_dir: str | None
+) -> "DataFrame":
+    """Events from the archive or from the queues themselves."""
+    from pyspark.sql import functions as F
+
+    from chasqui.spark import read, read_archive
+
+    if archive_dir is not None:
+        events = read_archive(spark.session, archive_dir)
+        events = events.where(F.col("queue").isin(*queue.split(",")))
+        return events if since is None else events.where(F.col("ts") >= F.lit(since))
+    start = None if since is None else int(since.timestamp() * 1000)
+    return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
+
+
+def watch(query: Any, what: str) -> int:
+    """Wait for a query, telling how far it is; how many rows it has read."""
+    rows, seen = 0, -1
+    try:
+        while True:
+            is_over = query.awaitTermination(1)
+            for progress in query.recentProgress:
+                if progress.batchId > seen:
+                    seen, rows = progress.batchId, rows + progress.numInputRows
+            if sys.stderr.isatty():
+                print(f"\r{what} {rows:,} events", end="", file=sys.stderr, flush=True)
+            if is_over:
+                return rows
+    except KeyboardInterrupt:
+        query.stop()
+        return rows
+    finally:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+def lost_by(query: Any) -> int:
+    """How many entries were trimmed unread, as the last offset says."""
+    if (progress := query.lastProgress) is None:
+        return 0
+    end = json.loads(progress.sources[0].endOffset or "{}")
+    return sum(place.get("lost", 0) for place in end.values())
+
+
+def show_table(df: "DataFrame", as_json: bool, nothing: str) -> None:
+    rows = [tuple(row) for row in df.collect()]
+    show_all(df.columns, rows, as_json=as_json, nothing=nothing)
+
+
+def say(facts: dict[str, Any], as_json: bool, sentence: str) -> None:
+    if as_json:
+        show(facts, as_json=True)
+    else:
+        print(sentence)
+
+
+class on_queue:
+    """A blocking connection and the keys of a queue, for one command."""
+
+    def __init__(self, queue: str, redis_url: str | None) -> None:
+        self._keys = Keys(queue)
+        self._connection = BlockingConnection(
+            Endpoint.parse(redis_url), key=self._keys.stream, client_name="chasqui-cli"
+        )
+
+    def __enter__(self) -> tuple[BlockingConnection, Keys]:
+        return self._connection, self._keys
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
+
+
+def server_facts(redis_url: str | None) -> str:
+    """What the server is, and how long its events last."""
+    from chasqui.spark.batch import describe
+    from chasqui.spark.link import queues_of
+    from chasqui.spark.options import Options
+
+    url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL")
+    if url is not None:
+        os.environ[URL_VARIABLE] = url
+    given = {"urlEnv": URL_VARIABLE} if url is not None else {}
+    options = Options.parse({"table": "queues", **given}, "r")
+    names = queues_of(options)
+    spans = []
+    for name in names:
+        with on_queue(name, url) as (connection, keys):
+            row = describe(connection, keys, options.group)
+        if row["events_span_ms"]:
+            seconds = row["events_span_ms"] / 1000
+            spans.append(f"{name} keeps {row['events']:,} events of {seconds:,.0f} s")
+    told = "; ".join(spans) or "no events yet"
+    return f"{options.endpoint()}, {count(len(names), 'queue')}: {told}"

