@@ -143,9 +143,14 @@ _ANSWERS = {
     "ASK": Answer.ASK,
     "NOSCRIPT": Answer.LOAD,
 }
-# A script passes on the error of a command inside it: "ERR Error running script … -READONLY …",
-# or, from 7.0 on, with the code in front as usual and the script's name behind.
-_INNER = re.compile(r"-(READONLY|OOM|MISCONF|NOPERM|WRONGTYPE|MOVED|CLUSTERDOWN|TRYAGAIN)\b")
+# A script passes on the error of a command inside it: up to 6.2 as "ERR Error running script …
+# @user_script:1: WRONGTYPE …" or "… -READONLY …", from 7.0 on with the code in front as usual.
+_INNER = re.compile(
+    r"(?:-|@user_script: ?\d+: )"
+    r"(READONLY|OOM|MISCONF|NOPERM|WRONGTYPE|MOVED|CLUSTERDOWN|TRYAGAIN)\b"
+)
+# Rights have no code there, neither before 7.0 nor after.
+_DENIED = re.compile(r"ACL failure in script|The user executing the script can't")
 
 
 def answer_to(error: ReplyError) -> Answer:
@@ -172,8 +177,11 @@ def exception_for(error: ReplyError) -> ChasquiError:
 
 def _code(error: ReplyError) -> str:
     code = error.code
-    if code == "ERR" and (inner := _INNER.search(error.message)):
-        return inner[1]
+    if code == "ERR":
+        if inner := _INNER.search(error.message):
+            return inner[1]
+        if _DENIED.search(error.message):
+            return "NOPERM"
     return code
 
 
