@@ -73,7 +73,7 @@ class Endpoint:
                 + (f", not {scheme}://" if scheme else "")
             )
         if scheme == "embedded":
-            return cls("embedded", path=unquote(urlsplit(url).path) or None)
+            return cls("embedded", path=_parse_embedded(url))
         return _parse_network(url, scheme, tls, tls_context)
 
     def __str__(self) -> str:
@@ -100,6 +100,19 @@ class Endpoint:
         return self.hosts[0][0] if self.hosts else None
 
 
+def _parse_embedded(url: str) -> str | None:
+    """The server's directory; None for a temporary one."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    is_rooted = path.startswith("/") and path.strip("/") and not parts.netloc
+    if parts.query or parts.fragment or not (is_rooted or url.endswith("://")):
+        raise ValueError(
+            "redis_url names no embedded server: write embedded:// for a temporary one, "
+            "or embedded:///some/dir for one that keeps its data there"
+        )
+    return path or None
+
+
 def _parse_network(
     url: str, scheme: str, tls: bool, tls_context: ssl.SSLContext | None
 ) -> Endpoint:
@@ -118,7 +131,7 @@ def _parse_network(
     kind = "single"
     if scheme == "unix":
         path, segments = unquote(parts.path), []
-        if not path:
+        if place or not path.strip("/"):
             raise ValueError("redis_url needs the path of a socket: unix:///path/to/socket")
     else:
         kind = scheme.removeprefix("redis+") if "+" in scheme else "single"
@@ -131,6 +144,8 @@ def _parse_network(
         service = segments.pop(0) if segments else "mymaster"
     if len(segments) > 1:
         raise ValueError("redis_url has more behind its host than a database number")
+    if segments and "db" in options:
+        raise ValueError("redis_url names two databases")
     db = _db(segments[0] if segments else options.pop("db", "0"))
     if kind == "cluster" and db:
         raise ValueError("redis_url names a database, and a cluster has only database 0")

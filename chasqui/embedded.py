@@ -29,12 +29,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from chasqui import _watcher
 from chasqui.errors import EmbeddedServerError
-
-SCHEME = "embedded"
 
 #: How long a server may stay silent after its start. Loading its data does not count: it says so.
 START_TIMEOUT_S = 30.0
@@ -71,17 +69,6 @@ class EmbeddedServer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def resolve(url: str) -> EmbeddedServer:
-    """The running server that an `embedded://` or `embedded:///some/dir` URL names."""
-    parts = urlsplit(url)
-    if parts.scheme != SCHEME or parts.netloc or parts.query or parts.fragment or parts.path == "/":
-        raise EmbeddedServerError(
-            f"{url!r} names no embedded server: write embedded:// for a temporary one, "
-            "or embedded:///some/dir for one that keeps its data there"
-        )
-    return start(Path(unquote(parts.path)) if parts.path else None)
 
 
 def start(directory: Path | None = None) -> EmbeddedServer:

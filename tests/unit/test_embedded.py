@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import redis
@@ -21,16 +21,17 @@ from chasqui.errors import EmbeddedServerError
 
 pytestmark = pytest.mark.timeout(120)
 
-#: Holds the server of a URL until its input ends; says where the server is.
+#: Holds the server of a directory until its input ends; says where the server is.
 HOLDER = """
 import sys
+from pathlib import Path
 from chasqui import embedded
-server = embedded.resolve(sys.argv[1])
+server = embedded.start(*map(Path, sys.argv[1:]))
 print(server.url, flush=True)
 sys.stdin.read()
 """
 
-Hold = Callable[[str], subprocess.Popen[str]]
+Hold = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def hold() -> Iterator[Hold]:
     """Starts processes that hold an embedded server; the first line they print is its URL."""
     holders: list[subprocess.Popen[str]] = []
 
-    def begin(url: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLDER, url]
+    def begin(*directory: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, *map(str, directory)]
         holders.append(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         )
@@ -81,19 +82,15 @@ def end_of(directory: Path) -> Iterator[None]:
         fcntl.flock(left, fcntl.LOCK_EX)
 
 
-def url_of(directory: Path) -> str:
-    return f"embedded://{quote(str(directory))}"
-
-
 def test_all_who_name_a_directory_share_one_server(tmp_path: Path, hold: Hold) -> None:
     with embedded.start(tmp_path) as server, embedded.start(tmp_path) as again:
         assert again.url == server.url
-        assert first_line(hold(url_of(tmp_path))) == server.url
+        assert first_line(hold(tmp_path)) == server.url
         assert oct(os.stat(unquote(urlsplit(server.url).path)).st_mode)[-3:] == "700"
 
 
 def test_many_who_start_at_once_get_one_server(tmp_path: Path, hold: Hold) -> None:
-    holders = [hold(url_of(tmp_path)) for _ in range(8)]
+    holders = [hold(tmp_path) for _ in range(8)]
     urls = {first_line(holder) for holder in holders}
     assert len(urls) == 1
     log = (tmp_path / "server.log").read_text()
@@ -123,7 +120,7 @@ def test_server_ends_with_its_last_holder_and_keeps_the_data(tmp_path: Path) -> 
 
 
 def test_server_ends_when_its_only_holder_is_killed(tmp_path: Path, hold: Hold) -> None:
-    holder = hold(url_of(tmp_path))
+    holder = hold(tmp_path)
     pid = server_pid(first_line(holder))
     with end_of(tmp_path):
         holder.send_signal(signal.SIGKILL)
@@ -185,7 +182,7 @@ def test_forked_child_does_not_end_the_server(tmp_path: Path) -> None:
 
 
 def test_temporary_directory_is_private_and_removed(scratch: Path) -> None:
-    server, other = embedded.resolve("embedded://"), embedded.resolve("embedded://")
+    server, other = embedded.start(), embedded.start()
     assert server.url != other.url
     assert server.directory.parent == scratch
     assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
@@ -198,7 +195,7 @@ def test_temporary_directory_is_private_and_removed(scratch: Path) -> None:
 def test_temporary_directory_is_removed_when_its_holder_is_killed(
     scratch: Path, hold: Hold
 ) -> None:
-    holder = hold("embedded://")
+    holder = hold()
     directory = Path(unquote(urlsplit(first_line(holder)).path)).parent
     with end_of(directory):
         holder.send_signal(signal.SIGKILL)
@@ -210,7 +207,7 @@ def test_long_and_odd_directories_work(tmp_path: Path, scratch: Path, hold: Hold
     with embedded.start(directory) as server:
         path = Path(unquote(urlsplit(server.url).path))
         assert len(os.fsencode(path)) <= 103
-        assert first_line(hold(url_of(directory))) == server.url
+        assert first_line(hold(directory)) == server.url
         with redis.Redis.from_url(server.url) as client:
             client.set("kept", "yes")
     with embedded.start(directory) as server, redis.Redis.from_url(server.url) as client:
@@ -280,17 +277,8 @@ def test_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         embedded.start(tmp_path / "file" / "data")
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["redis://localhost", "embedded://some/dir", "embedded:///", "embedded:///d?x=1", "embedded"],
-)
-def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(EmbeddedServerError, match="names no embedded server"):
-        embedded.resolve(url)
-
-
 def test_output_of_the_starter_ends_with_the_starter(tmp_path: Path) -> None:
-    program = f"from chasqui import embedded; embedded.resolve({url_of(tmp_path)!r})"
+    program = f"from pathlib import *; from chasqui import embedded; embedded.start({tmp_path!r})"
     with open(tmp_path / "holders", "wb") as holders:
         fcntl.flock(holders, fcntl.LOCK_SH)  # the server outlives the program that started it
         # Waits for the server's end as well if the server has inherited the pipes.

@@ -1,0 +1,45 @@
+"""URLs: what they name, and what is refused before anything is dialled or started."""
+
+import pytest
+
+from chasqui.config import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("embedded://", None),
+        ("embedded:///some/dir", "/some/dir"),
+        ("embedded:///some%20dir", "/some dir"),
+        ("EMBEDDED:///some/dir", "/some/dir"),
+    ],
+)
+def test_the_directory_of_an_embedded_server(url: str, path: str | None) -> None:
+    assert (Endpoint.parse(url).kind, Endpoint.parse(url).path) == ("embedded", path)
+
+
+@pytest.mark.parametrize(
+    "url", ["embedded://some/dir", "embedded:///", "embedded:////", "embedded:///d?x=1"]
+)
+def test_a_directory_that_was_not_meant_is_never_used(url: str) -> None:
+    """Of `some/dir` the rest would be `/dir`, and `/` is nobody's."""
+    with pytest.raises(ValueError, match="names no embedded server"):
+        Endpoint.parse(url)
+
+
+@pytest.mark.parametrize("url", ["unix://", "unix:///", "unix://run/redis.sock"])
+def test_a_socket_needs_its_whole_path(url: str) -> None:
+    with pytest.raises(ValueError, match="needs the path of a socket"):
+        Endpoint.parse(url)
+
+
+def test_credentials_of_a_socket() -> None:
+    endpoint = Endpoint.parse("unix://ada:secret@/run/redis.sock?db=3")
+    assert (endpoint.path, endpoint.username, endpoint.db) == ("/run/redis.sock", "ada", 3)
+    assert "secret" not in f"{endpoint} {endpoint!r}"
+
+
+def test_one_database_at_most() -> None:
+    assert Endpoint.parse("redis://h/2").db == Endpoint.parse("redis://h?db=2").db == 2
+    with pytest.raises(ValueError, match="names two databases"):
+        Endpoint.parse("redis://h/2?db=3")
