@@ -31,7 +31,7 @@ from chasqui.request import Effect, Plan, commands
 PAGE: Final = 500
 # An entry is here because it could not run: it is listed whatever its size.
 _ANY_SIZE = 1 << 40
-_DLQ_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_DLQ_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,16 @@ class Selection:
         if self.ids is not None:
             if isinstance(self.ids, str):
                 raise TypeError("ids must be a list of DLQ ids, got a single str")
-            for i, one in enumerate(self.ids):
+            ids = list(self.ids)
+            for i, one in enumerate(ids):
                 if not isinstance(one, str) or not _DLQ_ID.fullmatch(one):
                     raise ValueError(f"ids[{i}] must be the id of a dead job, got {one!r}")
             # Oldest first, as without ids.
-            object.__setattr__(self, "ids", sorted(set(self.ids), key=_id_order))
+            object.__setattr__(self, "ids", sorted(set(ids), key=_id_order))
+        for name in ("name", "reason"):
+            text = getattr(self, name)
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{name} must be a str, got {type(text).__name__}")
         for name in ("since", "until"):
             moment = getattr(self, name)
             if moment is not None and not isinstance(moment, datetime):
@@ -204,7 +209,7 @@ def replay(
     keys = plans.keys
     done = 0
     after: str | None = None
-    last = (yield from _last_id(keys)) if limit > PAGE else None
+    last = yield from _last_id(keys)
     while done < limit:
         page, after = yield from read_page(keys, selection, after, last=last)
         meant = [entry for job, entry in page if entry.fault is None and selection.takes(job)]
@@ -234,7 +239,7 @@ def delete(
     check_limit(limit)
     done = 0
     after: str | None = None
-    last = (yield from _last_id(keys)) if limit > PAGE else None
+    last = yield from _last_id(keys)
     while done < limit:
         page, after = yield from read_page(keys, selection, after, last=last)
         meant = [job.dlq_id for job, _ in page if selection.takes(job)][: limit - done]

@@ -159,7 +159,7 @@ def check_job_id(job_id: object) -> str:
         raise ValueError(f"job_id must hold no braces or control characters, got {_shown(job_id)}")
     if _utf8_size(job_id, "job_id") > MAX_JOB_ID_BYTES:
         raise ValueError(f"job_id takes more than {MAX_JOB_ID_BYTES} bytes of UTF-8")
-    return job_id
+    return str.__str__(job_id)  # of a StrEnum its text
 
 
 def check_job_name(name: object) -> str:
@@ -168,12 +168,12 @@ def check_job_name(name: object) -> str:
         raise TypeError(f"name must be a str, got {type(name).__name__}")
     if _utf8_size(name, "name") > MAX_JOB_NAME_BYTES:
         raise ValueError(f"name takes more than {MAX_JOB_NAME_BYTES} bytes of UTF-8")
-    return name
+    return str.__str__(name)  # of a StrEnum its text
 
 
 def _utf8_size(text: str, what: str) -> int:
     try:
-        return len(text.encode())
+        return len(str.encode(text))
     except UnicodeEncodeError:
         raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry") from None
 

@@ -172,6 +172,19 @@ async def test_a_job_that_fails_again_is_not_replayed_again(
     assert await queue.replay_dlq(10**6, where=where) == 1200
 
 
+async def test_nor_within_a_small_limit(queue: Any, bury: Bury):
+    """The second page holds what the first page's jobs became."""
+    bury(501)
+
+    def where(job: Any) -> bool:
+        bury(1, first=1)
+        return job.data != 0
+
+    assert await queue.replay_dlq(500, where=where) == 500
+    bury(3)
+    assert await queue.replay_dlq(ids=iter([(await queue.peek_dlq(1))[0]["dlq_id"]])) == 1
+
+
 async def test_two_replays_at_once_double_nothing(
     make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys, bury: Bury
 ):
