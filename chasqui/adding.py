@@ -41,6 +41,9 @@ _MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
 #: How long the disk or the replica may take to confirm.
 DURABLE_WAIT_MS: Final = 10_000
 
+#: The most that the server counts to.
+MAX_COUNT: Final = 2**63 - 1
+
 DELAYED, UNIQUE, RELATIVE = 1, 2, 4
 
 #: One for the process: ids of all producers rise together.
@@ -58,6 +61,7 @@ class Batch:
     retries: list[bytes | None] | None = None
     kinds: list[int] | None = None  # DELAYED + UNIQUE + RELATIVE, per job
     dues: list[int] | None = None  # ms; since 1970, or from now if RELATIVE
+    data: list[Any] | None = None  # what the payloads were made of: callers change their lists
 
     def draw_delayed_ids(self, now_ms: int) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
@@ -132,7 +136,7 @@ class AddSettings:
     def __post_init__(self) -> None:
         limit = self.max_backlog
         if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+            isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_COUNT
         ):
             raise ValueError(f"max_backlog must be a positive int or None, got {limit!r}")
         if self.on_full not in ("raise", "wait"):

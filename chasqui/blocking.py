@@ -126,7 +126,7 @@ class BlockingConnection:
 
     def _exchange(self, requests: Iterable[Request]) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
-        each its reply or its exception."""
+        each its reply or its exception. The first that cannot be made is the last."""
         side = self._side()
         deadline_s = time.monotonic() + self._request_timeout_s
         if not side.lock.acquire(timeout=self._request_timeout_s):
@@ -210,9 +210,8 @@ class _Exchange:
                 self._side.drop_link()  # replies are still to come that nobody would take
                 raise
             self._follow_up()
-        if self._source_error is not None:
-            raise self._source_error
-        return [request.outcome for request in self._all]
+        outcomes = [request.outcome for request in self._all]
+        return outcomes if self._source_error is None else [*outcomes, self._source_error]
 
     # ── Sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -222,7 +221,7 @@ class _Exchange:
             return False
         try:
             request = next(self._source, None)
-        except Exception as error:  # those before it are on their way: it is raised after them
+        except Exception as error:  # those before it are on their way, and may be applied
             self._source_error = error
             return False
         if request is None:

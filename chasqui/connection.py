@@ -147,27 +147,23 @@ class Connection:
 
     async def _stream(self, requests: Iterable[Request]) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
-        each its reply or its exception."""
+        each its reply or its exception. The first that cannot be sent is the last."""
         futures: list[asyncio.Future[Any]] = []
-        no_room: Exception | None = None
+        unsent: list[Exception] = []
         try:
             for request in requests:
-                if no_room is None and self._is_congested():
-                    try:
-                        await self._room()
-                    except UnreachableError as error:
-                        no_room = error
-                if no_room is None:
-                    futures.append(self.submit(request))
-                    self.flush()
-                else:
-                    futures.append(asyncio.get_running_loop().create_future())
-                    futures[-1].set_exception(no_room)
+                if self._is_congested():
+                    await self._room()
+                futures.append(self.submit(request))
+                self.flush()
+        except Exception as error:  # those before it are on their way, and may be applied
+            unsent.append(error)
         except BaseException:
             for future in futures:
-                future.cancel()
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # seen, so that nobody complains
             raise
-        return await asyncio.gather(*futures, return_exceptions=True)
+        return [*await asyncio.gather(*futures, return_exceptions=True), *unsent]
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Put a request into this turn's write; the future of its reply."""
@@ -177,16 +173,7 @@ class Connection:
 
     def post(self, request: Request, outcome: Outcome) -> None:
         """The same with an outcome of the caller's own."""
-        loop = self._loop
-        if loop is None:
-            loop = self._bind()
-        elif os.getpid() != self._pid:
-            raise RuntimeError(
-                "this connection was made before a fork and belongs to the parent process: "
-                "make a new one in the child"
-            )
-        elif loop is not asyncio.get_running_loop():
-            raise RuntimeError("this connection belongs to another event loop: make one per loop")
+        loop = self.check_owner()
         if self._is_closed:
             raise ClosedError("the connection is closed")
         request.outcome = outcome
@@ -198,6 +185,21 @@ class Connection:
         if self._watch is None:
             self._watch = loop.call_later(min(_WATCH_S, timeout_s), self._check_deadlines)
 
+    def check_owner(self) -> asyncio.AbstractEventLoop:
+        """The running event loop, which the first call makes the connection's own; RuntimeError
+        in any other and in a forked child."""
+        loop, pid = asyncio.get_running_loop(), os.getpid()
+        if self._loop is None:
+            self._loop, self._pid = loop, pid
+        if pid != self._pid:
+            raise RuntimeError(
+                "this connection was made before a fork and belongs to the parent process: "
+                "make a new one in the child"
+            )
+        if loop is not self._loop:
+            raise RuntimeError("this connection belongs to another event loop: make one per loop")
+        return loop
+
     def flush(self) -> None:
         """Write what was submitted now, without waiting for the end of the turn."""
         if self._link is not None:
@@ -207,9 +209,30 @@ class Connection:
         """Drop the link; requests still waiting raise ClosedError. A second call does nothing."""
         if self._is_closed:
             return
-        self._is_closed = True
         if self._loop is None or os.getpid() != self._pid:
+            self._is_closed = True
             return  # nothing was opened; or it is the parent's, whose poll set we would touch
+        if self._loop.is_closed():
+            self._forget()
+        else:
+            self.check_owner()
+            await self._hang_up()
+        if self.endpoint.kind == "embedded":
+            await asyncio.to_thread(self._directory.close)
+
+    def _forget(self) -> None:
+        """Let go of what an event loop left behind: its sockets close as they are freed, and there
+        is nobody left who could be told."""
+        self._is_closed = True
+        self._link = self._dialling = self._watch = None
+        self._links.clear()
+        self._asking.clear()
+        self._waiters.clear()
+        self._unsent.clear()
+        self._held.clear()
+
+    async def _hang_up(self) -> None:
+        self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
         tasks = [*self._asking, *([self._dialling] if self._dialling else [])]
@@ -228,8 +251,6 @@ class Connection:
         self._held.clear()
         self._release_room()
         await asyncio.gather(*tasks, *(link.lost for link in links), return_exceptions=True)
-        if self.endpoint.kind == "embedded":
-            await asyncio.to_thread(self._directory.close)
 
     def _closed(self, request: Request) -> Exception:
         error = loss(request, self.endpoint)
@@ -237,11 +258,6 @@ class Connection:
         return error if unknown else ClosedError("the connection was closed")
 
     # ── Sending ─────────────────────────────────────────────────────────────────────────────────
-
-    def _bind(self) -> asyncio.AbstractEventLoop:
-        self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
-        return self._loop
 
     def _enqueue(self, request: Request) -> None:
         self._unsent.append(request)
@@ -361,6 +377,7 @@ class Connection:
         asking = commands(("ASKING",), effect=Effect.READ)
         asking.outcome = asyncio.get_running_loop().create_future()
         asking.outcome.cancel()  # nobody waits for it
+        asking.deadline_s = request.deadline_s
         link.send([asking, request])
 
     # ── The link's life ─────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import Any, Final, Required, TypeAlias, TypedDict
 
 from chasqui import payload
@@ -61,7 +62,7 @@ def single(
     name = check_job_name(name or "")
     kind, due = due_of(delay_ms, delay, max_delay_s)
     if job_id is not None:
-        check_job_id(job_id)
+        job_id = check_job_id(job_id)
         kind |= UNIQUE
     retry = retry_of(attempts, backoff)
     encoded = payload.encode(data)
@@ -72,6 +73,7 @@ def single(
         None if retry is None else [retry],
         [kind] if kind else None,
         [due] if kind else None,
+        [data],
     )
 
 
@@ -81,6 +83,7 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
         raise TypeError(f"jobs must be a list of dicts, got {type(entries).__name__}")
     payloads: list[bytes] = []
     names: list[str] = []
+    given: list[Any] = []
     special: list[tuple[int, Mapping[str, Any]]] = []
     encode = payload.encode
     for i, entry in enumerate(entries):
@@ -90,11 +93,12 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
                 name = check_job_name(name or "")
             payloads.append(encode(data))
             names.append(name)
+            given.append(data)
         except Exception as error:
             raise _at(i, entry, error) from None
         if len(entry) != 2:
             special.append((i, entry))
-    batch = Batch(payloads, names)
+    batch = Batch(payloads, names, data=given)
     if special:
         _take_options(batch, special, max_delay_s)
     return batch
@@ -128,26 +132,13 @@ def _take_options(
         batch.ids, batch.kinds, batch.dues = ids, kinds, dues
 
 
-def job_of(name: str, data: object, added: Added, queue: ResultSource | None) -> Job:
-    """The job that an add of one returns."""
-    is_new = added.is_new is None or added.is_new[0]
-    return Job(added.ids[0], name, data, 0, added.created_at_ms, is_new, queue)
-
-
-def jobs_of(
-    entries: Sequence[Mapping[str, Any]], added: Added, queue: ResultSource | None
-) -> list[Job]:
-    """The jobs that a bulk add returns, in the order of its entries."""
-    at_ms, is_new = added.created_at_ms, added.is_new
-    if is_new is None:
-        return [
-            Job(job_id, entry["name"], entry["data"], 0, at_ms, True, queue)
-            for job_id, entry in zip(added.ids, entries, strict=True)
-        ]
-    return [
-        Job(job_id, entry["name"], entry["data"], 0, at_ms, new, queue)
-        for job_id, entry, new in zip(added.ids, entries, is_new, strict=True)
-    ]
+def jobs_of(batch: Batch, added: Added, queue: ResultSource | None) -> list[Job]:
+    """The jobs that an add returns, in order."""
+    assert batch.data is not None
+    names = repeat(batch.names) if isinstance(batch.names, str) else batch.names
+    is_new = repeat(True) if added.is_new is None else added.is_new
+    at_ms = repeat(added.created_at_ms)
+    return list(map(Job, added.ids, names, batch.data, repeat(0), at_ms, is_new, repeat(queue)))
 
 
 def refuse_useless(missed_fires: object, unique_for: object, job_id: object) -> None:

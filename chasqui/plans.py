@@ -5,7 +5,7 @@
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from chasqui import payload, scripts
 from chasqui.adding import (
     ANSWER_TTL_S,
     CHUNK_JOBS,
+    MAX_COUNT,
     PLAIN,
     Added,
     AddOptions,
@@ -66,7 +67,7 @@ class Plans:
         if max_stream_len is not None and (
             isinstance(max_stream_len, bool)
             or not isinstance(max_stream_len, int)
-            or max_stream_len < 1
+            or not 1 <= max_stream_len <= MAX_COUNT
         ):
             raise ValueError(
                 f"max_stream_len must be a positive int or None, got {max_stream_len!r}"
@@ -90,33 +91,40 @@ class Plans:
         chunk = self.numbering.chunk
         ids: list[str] = []
         replies: list[Any] = []
-        chunks = list(batch.slices())
+        parts = list(batch.slices())
         limit: int | None = None
         if options.max_backlog is not None and batch.immediate():
             # The first chunk asks for room for the whole batch; the others follow if it got it.
-            limit = options.max_backlog - batch.immediate() + batch.immediate(chunks[0])
-        if len(chunks) == 1 or limit is not None:
-            request = chunk(batch, chunks.pop(0), options, now_ms, ids, limit)
-            if chunks:
-                reply = yield request
-            else:
-                answer = yield until_durable(request, options)
-                reply = confirmed(answer, options)
-            if isinstance(reply, list):
-                raise QueueFullError(self.keys.queue, reply[0], options.max_backlog or 0)
-            replies.append(reply)
-        if chunks:
-            answers = yield (
-                until_durable(request, options) if part is chunks[-1] else request
-                for part in chunks
-                for request in (chunk(batch, part, options, now_ms, ids),)
-            )
-            answers[-1] = _outcome(answers[-1], options)
+            limit = options.max_backlog - batch.immediate() + batch.immediate(parts[0])
+            if len(parts) > 1:
+                reply = yield chunk(batch, parts.pop(0), options, now_ms, ids, limit)
+                replies.append(self._unless_full(reply, options))
+                limit = None
+        # Alone, when all others are in: what it waits for is on disk then with all before it.
+        last = parts.pop() if options.durable is not None or len(parts) == 1 else None
+        if parts:
+            try:
+                answers = yield (chunk(batch, part, options, now_ms, ids) for part in parts)
+            except Exception as error:
+                answers = [error]
             check_all(answers, had_some=bool(replies))
             replies += answers
+        if last is not None:
+            request = chunk(batch, last, options, now_ms, ids, limit)
+            try:
+                answer = yield until_durable(request, options)
+                replies.append(self._unless_full(confirmed(answer, options), options))
+            except Exception as error:
+                check_all([error], had_some=bool(replies))
         if batch.kinds is None:
             return Added(ids, now_ms)
         return Added(ids, now_ms, [flag == 49 for reply in replies for flag in reply])
+
+    def _unless_full(self, reply: Any, options: AddOptions) -> Any:
+        """A chunk's reply, if the queue had room for it."""
+        if isinstance(reply, list):
+            raise QueueFullError(self.keys.queue, reply[0], options.max_backlog or 0)
+        return reply
 
     def _probe_durable(self, durable: str) -> Plan[None]:
         """Before the first durable add: can this server promise it at all?"""
@@ -133,9 +141,9 @@ class Plans:
 
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
 
-    def cancel(self, job_ids: Sequence[str]) -> Plan[list[bool]]:
+    def cancel(self, job_ids: Iterable[str]) -> Plan[list[bool]]:
         """Take delayed jobs back; per job whether there was one to take."""
-        check_ids(job_ids)
+        job_ids = check_ids(job_ids)
         parts = [job_ids[i : i + CHUNK_JOBS] for i in range(0, len(job_ids), CHUNK_JOBS)]
         if not parts:
             return []
@@ -166,9 +174,9 @@ class Plans:
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
-    def stored_results(self, job_ids: Sequence[str]) -> Plan[list[bytes | None]]:
+    def stored_results(self, job_ids: Iterable[str]) -> Plan[list[bytes | None]]:
         """The stored return values, encoded; None where there is none."""
-        check_ids(job_ids)
+        job_ids = check_ids(job_ids)
         if not job_ids:
             return []
         values: list[bytes | None] = yield commands(
@@ -176,7 +184,7 @@ class Plans:
         )
         return values
 
-    def results(self, job_ids: Sequence[str]) -> Plan[list[Any]]:
+    def results(self, job_ids: Iterable[str]) -> Plan[list[Any]]:
         """The same, decoded."""
         values = yield from self.stored_results(job_ids)
         return [None if value is None else payload.decode(value) for value in values]
@@ -247,13 +255,15 @@ class ResultWait:
         return min(self._poll_interval_s, self._timeout_s - waited_s)
 
 
-def check_ids(job_ids: Sequence[str]) -> None:
+def check_ids(job_ids: Iterable[str]) -> list[str]:
     """Ids of jobs that exist: any text will do, since chasquimq takes any."""
     if isinstance(job_ids, str):
         raise TypeError("job_ids must be a list of ids, got a single str")
-    for i, job_id in enumerate(job_ids):
+    ids = list(job_ids)
+    for i, job_id in enumerate(ids):
         if not isinstance(job_id, str):
             raise TypeError(f"job_ids[{i}] must be a str, got {type(job_id).__name__}")
+    return ids
 
 
 def check_limit(limit: object) -> int:
@@ -262,12 +272,4 @@ def check_limit(limit: object) -> int:
         raise TypeError(f"limit must be an int, got {type(limit).__name__}")
     if limit < 0:
         raise ValueError(f"limit must be non-negative, got {limit}")
-    return limit
-
-
-def _outcome(answer: Any, options: AddOptions) -> Any:
-    """What became of a chunk with the wait behind it: its reply, or the exception."""
-    try:
-        return confirmed(answer, options)
-    except Exception as error:
-        return error
+    return min(limit, MAX_COUNT)

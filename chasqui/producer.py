@@ -206,13 +206,13 @@ class Producer:
         Adds of one turn of the event loop share a chunk; the first one on an idle connection
         leaves at once.
         """
+        loop = self.connection.check_owner()
         turn = self._turn
         if turn is not None and (
             len(turn.payloads) == CHUNK_JOBS or turn.size + len(payload) > CHUNK_BYTES
         ):
             self._send_turn()
             turn = None
-        loop = asyncio.get_running_loop()
         if turn is None:
             if self.connection.is_closed:
                 raise ClosedError("the producer was shut down")

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 from chasqui import dlq, drafts, repeatables
 from chasqui.adding import Added, AddOptions, AddSettings, Batch, Durable, OnFull, full_waits_s
@@ -137,11 +137,10 @@ class Queue:
         if batch.kinds is None and options.is_plain and self._tracing is None:
             self._check_open()
             retry = None if batch.retries is None else batch.retries[0]
-            new_id, created_at_ms = await self._producer.add_one(
-                batch.payloads[0], name or "", retry
-            )
-            return Job(new_id, name, data, 0, created_at_ms, True, self)
-        return drafts.job_of(name, data, await self._add(batch, options), self)
+            checked = cast(str, batch.names)
+            new_id, created_at_ms = await self._producer.add_one(batch.payloads[0], checked, retry)
+            return Job(new_id, checked, data, 0, created_at_ms, True, self)
+        return drafts.jobs_of(batch, await self._add(batch, options), self)[0]
 
     async def add_unique(
         self,
@@ -179,7 +178,7 @@ class Queue:
         """
         batch = drafts.bulk(jobs, self._producer.max_delay_s)
         added = await self._add(batch, self._settings.options(unique_for))
-        return drafts.jobs_of(jobs, added, self)
+        return drafts.jobs_of(batch, added, self)
 
     async def _add(self, batch: Batch, options: AddOptions) -> Added:
         self._settings.check_fits(batch)

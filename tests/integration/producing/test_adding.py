@@ -1,6 +1,7 @@
 """What an add leaves in Redis, byte for byte."""
 
 import asyncio
+import enum
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -48,7 +49,7 @@ async def test_an_immediate_job(queue: Any, redis: redis_py.Redis, keys: Keys):
 @pytest.mark.parametrize("name", ["", None])
 async def test_a_job_without_a_name(name: Any, queue: Any, redis: redis_py.Redis, keys: Keys):
     job = await queue.add(name, None)
-    assert job.name == name
+    assert job.name == ""
     assert entries(redis, keys) == [{b"d": envelope(job, None)}]
 
 
@@ -217,6 +218,37 @@ async def test_chunks_are_cut_by_size_too(queue: Any, redis: redis_py.Redis, key
     await queue.add_bulk([{"name": "n", "data": b"x" * size} for size in sizes])
     stored = [len(fields[b"d"]) for fields in entries(redis, keys)]
     assert [size // 1000 for size in stored] == [size // 1000 for size in sizes]
+
+
+class Name(enum.StrEnum):
+    WELCOME = "welcome"
+
+
+async def test_a_name_and_an_id_that_are_more_than_text(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    await queue.add(Name.WELCOME, 1, job_id=Name.WELCOME)
+    job = await queue.add(Name.WELCOME, 1)
+    assert type(job.name) is str
+    assert (await queue.add(Name.WELCOME, 2, job_id="welcome")).is_new is False
+    await queue.add_bulk([{"name": Name.WELCOME, "data": 1, "job_id": Name.WELCOME, "delay_ms": 5}])
+    (first, second) = entries(redis, keys)
+    assert first[b"n"] == second[b"n"] == b"welcome"
+    assert msgpack.unpackb(first[b"d"])[0] == "welcome"
+
+
+async def test_a_list_that_changes_while_it_is_added(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+):
+    """A buffer that others fill meanwhile; what was added must not be told as failed."""
+    queue = make_queue()
+    jobs = [{"name": "n", "data": n, "attempts": 2} for n in range(3)]
+    adding = asyncio.create_task(queue.add_bulk(jobs))
+    while redis.xlen(keys.stream) == 0:
+        await asyncio.sleep(0)
+        if jobs:
+            jobs.pop().clear()
+    assert [job.data for job in await adding] == [0, 1, 2]
 
 
 async def test_an_empty_bulk_sends_nothing(make_queue: Callable[..., Any]):

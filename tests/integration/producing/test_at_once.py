@@ -17,6 +17,7 @@ import redis as redis_py
 from chasqui import sync
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from tests.integration.conftest import LOOPS
 from tests.proxy import Proxy
 
 # pytest-xdist has a thread of its own; what the children do takes no lock of it.
@@ -225,3 +226,31 @@ async def test_queues_leave_nothing_open(server: Any, queue_name: str):
         with sync.Queue(queue_name, redis_url=server.url) as blocking:
             blocking.add("n", 1)
     assert open_files() == before
+
+
+@pytest.mark.parametrize("loops", LOOPS)
+def test_an_add_that_an_event_loop_left_behind(
+    loops: str, server: Any, queue_name: str, redis: redis_py.Redis, keys: Keys
+):
+    """It waits for its turn, which never comes; another loop's add must not wait with it."""
+    queue = Queue(queue_name, redis_url=server.url)
+    loop, other = LOOPS[loops](), LOOPS[loops]()
+    try:
+        loop.run_until_complete(queue.add("n", 0))
+
+        async def add_and_stop() -> None:
+            left.append(asyncio.ensure_future(queue.pause()))  # so that the add is not alone
+            await asyncio.sleep(0)
+            left.append(asyncio.ensure_future(queue.add("n", 1)))
+            await asyncio.sleep(0)
+
+        left: list[asyncio.Future[Any]] = []
+        loop.run_until_complete(add_and_stop())
+        with pytest.raises(RuntimeError, match="another event loop"):
+            other.run_until_complete(asyncio.wait_for(queue.add("n", 2), 20))
+        loop.run_until_complete(asyncio.gather(*left))
+        loop.run_until_complete(queue.close())
+        assert redis.xlen(keys.stream) == 2
+    finally:
+        loop.close()
+        other.close()

@@ -12,6 +12,7 @@ import redis as redis_py
 from chasqui.errors import NotSupportedError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
+from tests.proxy import Proxy
 from tests.servers import Server
 
 
@@ -45,6 +46,13 @@ async def test_many_are_cancelled_at_once(queue: Any, redis: redis_py.Redis, key
     assert await queue.cancel_delayed_bulk(mixed) == [True, False] * len(wanted)
     assert redis.zcard(keys.delayed) == 601 - len(wanted)
     assert await queue.cancel_delayed_bulk([]) == []
+
+
+async def test_ids_of_any_iterable(queue: Any, redis: redis_py.Redis, keys: Keys):
+    ids = [(await queue.add("n", n, delay_ms=60_000)).id for n in range(3)]
+    redis.set(keys.result(ids[0]), b"\x05")
+    assert await queue.get_job_result_bulk(one for one in ids) == [5, None, None]
+    assert await queue.cancel_delayed_bulk(dict.fromkeys(ids).keys()) == [True] * 3
 
 
 async def test_a_delayed_job_is_rescheduled(queue: Any, redis: redis_py.Redis, keys: Keys):
@@ -228,6 +236,24 @@ async def test_on_disk(
     server.start()
     with redis_py.Redis.from_url(server.url) as redis:
         assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (602, 600)
+
+
+async def test_the_disk_is_waited_for_behind_every_chunk(
+    private_server: Callable[..., Server],
+    queue_at: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+):
+    """Also when the server has forgotten the script, so that chunks are sent again."""
+    server = private_server("valkey-9", appendonly="yes")
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url, durable="disk")
+    await queue.add("n", 1)
+    with redis_py.Redis.from_url(server.url) as redis:
+        redis.script_flush()
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(1000)])
+    assert proxy.count("EVALSHA") == 3
+    assert proxy.commands[-2:] == [b"EVAL", b"WAITAOF"]
+    assert proxy.commands.count(b"WAITAOF") == 3
 
 
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])

@@ -283,6 +283,32 @@ async def test_a_server_that_goes_away_for_good(
     assert redis.xlen(keys.stream) == 3
 
 
+async def test_a_bulk_that_is_closed_in_its_middle(
+    make_queue: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    server: Any,
+    redis: redis_py.Redis,
+    keys: Keys,
+):
+    """Some chunks are in, others were not even made: it is not said that nothing was added."""
+    stray: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    proxy = make_proxy(server.url)
+    queue = make_queue(redis_url=proxy.url)
+    await queue.is_paused()
+    proxy.delay_s = 0.01
+    entries = [{"name": "n", "data": "x" * 100_000} for n in range(300)]
+    adding = asyncio.create_task(queue.add_bulk(entries))
+    while redis.xlen(keys.stream) == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await queue.close()
+    with pytest.raises(OutcomeUnknownError):
+        await adding
+    del adding
+    gc.collect()
+    assert stray == []
+
+
 async def test_a_queue_closed_with_adds_in_flight(
     make_queue: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],
