@@ -6,8 +6,9 @@ import time
 from typing import Any, Final
 
 from chasqui._core.entry import Entry
-from chasqui.consumer.dispatcher import Dispatcher, UnreadableError, within
+from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
 from chasqui.consumer.holdings import Slot
+from chasqui.consumer.runs import within
 from chasqui.errors import BatchError
 
 logger = logging.getLogger(__name__)

@@ -67,9 +67,9 @@ class ConsumerConfig:
             ("batch", 1),
             ("batch_linger_ms", 0),
         ):
-            _check_int(name, getattr(self, name), low)
-        _check_int("max_attempts", self.limits.max_attempts, 1)
-        _check_int("max_deliveries", self.limits.max_deliveries, 1)
+            check_int(name, getattr(self, name), low)
+        check_int("max_attempts", self.limits.max_attempts, 1)
+        check_int("max_deliveries", self.limits.max_deliveries, 1)
         for name in ("group", "consumer_id"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip() or len(value) > 256:
@@ -88,7 +88,8 @@ def make_config(
     return ConsumerConfig(limits=Limits(max_attempts, max_deliveries), **given)
 
 
-def _check_int(name: str, value: object, low: int) -> None:
+def check_int(name: str, value: object, low: int) -> None:
+    """Raise unless the value is None or an int of at least `low`."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

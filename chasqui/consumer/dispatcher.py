@@ -8,8 +8,7 @@ import asyncio
 import logging
 import random
 import time
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from chasqui._core.entry import Entry
@@ -30,6 +29,7 @@ from chasqui.consumer.decide import (
 from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.holdings import Holdings, Slot
 from chasqui.consumer.relocator import Move, Relocator
+from chasqui.consumer.runs import current_task, described, in_short, text_of, traceback_of, within
 from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
 from chasqui.events import EventWriter
 from chasqui.metrics import (
@@ -47,8 +47,6 @@ logger = logging.getLogger(__name__)
 TURN_JOBS: Final = 64
 #: How often to see whether leases hold again.
 LAPSED_POLL_S: Final = 0.05
-#: What a cancelled handler gets to come to its end.
-CANCEL_S: Final = 1.0
 NO_HANDLER: Final = "no handler"
 
 
@@ -285,7 +283,7 @@ class Dispatcher:
 
     def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
         """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
-        task = _current_task()
+        task = current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             return False
         if isinstance(error, GeneratorExit) and task not in self._tasks:
@@ -303,14 +301,14 @@ class Dispatcher:
         if self._metrics is not None:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
-            self._events.failed(entry.job_id, entry.name, attempt, _text(error), duration_us)
+            self._events.failed(entry.job_id, entry.name, attempt, text_of(error), duration_us)
         lost = self._holdings.lost
         if isinstance(error, LeaseLostError) or entry.id in lost:
             lost.discard(entry.id)
             return True  # whoever owns it now runs it
         verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
         if isinstance(verdict, RunAgain):
-            self._run_again(entry, verdict)
+            self._run_again(entry, verdict, error)
         elif isinstance(verdict, Bury):
             self._bury(entry, verdict, attempt=attempt, error=error)
         else:
@@ -318,7 +316,7 @@ class Dispatcher:
             self._acker.done(entry.id)
         return True
 
-    def _run_again(self, entry: Entry, verdict: RunAgain) -> None:
+    def _run_again(self, entry: Entry, verdict: RunAgain, error: BaseException) -> None:
         def moved() -> None:
             if self._metrics is not None:
                 self._metrics.retry_scheduled(
@@ -327,6 +325,15 @@ class Dispatcher:
             if self._events is not None:
                 self._events.retry_scheduled(
                     entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
+                )
+            if logger.isEnabledFor(logging.INFO):
+                logger.info(
+                    "job %s (%s) failed and runs again in %d ms: %s",
+                    entry.job_id,
+                    entry.name,
+                    verdict.delay_ms,
+                    in_short(error),
+                    extra={"job_id": entry.job_id, "job_name": entry.name},
                 )
 
         self._relocator.move(
@@ -345,6 +352,14 @@ class Dispatcher:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
             if self._events is not None:
                 self._events.dlq(entry.job_id, entry.name, attempt, verdict.reason)
+            logger.warning(
+                "job %s (%s) went to the dead-letter queue, %s: %s",
+                entry.job_id,
+                entry.name,
+                verdict.reason,
+                in_short(error) if error is not None else verdict.detail or "it never ran",
+                extra={"job_id": entry.job_id, "job_name": entry.name, "reason": verdict.reason},
+            )
 
         self._relocator.move(
             Move(
@@ -352,8 +367,8 @@ class Dispatcher:
                 entry.attempt + (error is not None),
                 reason=verdict.reason,
                 detail=verdict.detail,
-                error=None if error is None else _described(error),
-                traceback=None if error is None else _traceback(error),
+                error=None if error is None else described(error),
+                traceback=None if error is None else traceback_of(error),
                 on_moved=moved,
             )
         )
@@ -370,68 +385,3 @@ def failure_of(error: BaseException) -> Failure:
 
 class UnreadableError(PayloadError):
     """The envelope is good and the payload in it is not: no run will ever read it."""
-
-
-async def within(limit_s: float, run: Awaitable[Any]) -> Any:
-    """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
-    if it takes no notice; one that goes on regardless is left behind, and its slot is free."""
-    task = asyncio.ensure_future(_contained(run))
-    try:
-        await asyncio.wait({task}, timeout=limit_s)
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if task.cancelled():
-            raise
-    if task.done():
-        result, error = task.result()
-        if error is not None:
-            raise error
-        return result
-    task.cancel()
-    await asyncio.wait({task}, timeout=CANCEL_S)
-    if not task.done():
-        logger.error("a handler ignores that it was cancelled: it is left behind")
-        _left_behind.add(task)
-        task.add_done_callback(_left_behind.discard)
-    elif not task.cancelled():
-        task.exception()
-    raise TimeoutError(f"the handler took longer than {limit_s:g} s")
-
-
-#: Runs that went on after they were cancelled; the loop itself holds tasks only weakly.
-_left_behind: set[asyncio.Task[Any]] = set()
-
-
-async def _contained(run: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """What a run returned or, where a task would take the loop down with it, raised."""
-    try:
-        return await run, None
-    except (SystemExit, KeyboardInterrupt) as error:
-        return None, error
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs
-        return None
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return type(error).__name__
-
-
-def _described(error: BaseException) -> str:
-    text = _text(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:
-        return ""

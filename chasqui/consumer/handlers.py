@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
+from chasqui.consumer.config import check_int
 from chasqui.consumer.pool import Pool
 from chasqui.errors import UnrecoverableError
 
@@ -41,6 +42,13 @@ class Handlers:
         processes: Mapping[str, int] | int | None = None,
         timeout_ms: Mapping[str, int] | int | None = None,
     ) -> None:
+        check_int("threads", threads, 1)
+        for what, numbers in (("processes", processes), ("timeout_ms", timeout_ms)):
+            if isinstance(numbers, Mapping):
+                for name, number in numbers.items():
+                    check_int(f"{what}[{name!r}]", number, 1)
+            else:
+                check_int(what, numbers, 1)
         self._threads = threads
         self._pools: dict[str, Pool] = {}
         self._processes = processes
@@ -49,6 +57,8 @@ class Handlers:
         self._default: Runner | None = None
         self._known: dict[str, tuple[Runner | None, float | None]] = {}
         if isinstance(handler, Mapping):
+            if not handler and default is None:
+                raise ValueError("handler is an empty mapping and there is no default")
             for name, one in handler.items():
                 self._runners[name] = self._runner(_check(one, f"handler[{name!r}]"), name)
             if default is not None:
@@ -81,6 +91,7 @@ class Handlers:
         if isinstance(count, Mapping):
             count = count.get(name)
         if count is not None:
+            _check_picklable(handler, name)
             make = functools.partial(
                 ProcessPoolExecutor,
                 count,
@@ -151,3 +162,14 @@ def _check(handler: Any, what: str) -> Any:
     if not callable(handler):
         raise TypeError(f"{what} must be callable, got {type(handler).__name__}")
     return handler
+
+
+def _check_picklable(handler: Any, name: str) -> None:
+    """A process gets its handler by name: it must be one that an import finds."""
+    try:
+        pickle.dumps(handler)
+    except Exception as error:
+        what = f"the handler of {name!r}" if name else "the handler"
+        raise TypeError(
+            f"{what} is to run in processes, so it must be a function of a module: {error}"
+        ) from None

@@ -1,0 +1,84 @@
+"""A handler's run: kept to its time, contained in what it may raise, put into words."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+#: What a cancelled handler gets to come to its end.
+CANCEL_S: Final = 1.0
+#: What is logged of an error: handlers may put anything into one.
+LOGGED_CHARS: Final = 300
+
+
+async def within(limit_s: float, run: Awaitable[Any]) -> Any:
+    """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
+    if it takes no notice; one that goes on regardless is left behind, and its slot is free."""
+    task = asyncio.ensure_future(_contained(run))
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise
+    if task.done():
+        result, error = task.result()
+        if error is not None:
+            raise error
+        return result
+    task.cancel()
+    await asyncio.wait({task}, timeout=CANCEL_S)
+    if not task.done():
+        logger.error("a handler ignores that it was cancelled: it is left behind")
+        _left_behind.add(task)
+        task.add_done_callback(_left_behind.discard)
+    elif not task.cancelled():
+        task.exception()
+    raise TimeoutError(f"the handler took longer than {limit_s:g} s")
+
+
+#: Runs that went on after they were cancelled; the loop itself holds tasks only weakly.
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+async def _contained(run: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What a run returned or, where a task would take the loop down with it, raised."""
+    try:
+        return await run, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def in_short(error: BaseException) -> str:
+    """The same for a log line: cut, and without what no terminal could show."""
+    return described(error)[:LOGGED_CHARS].encode(errors="replace").decode()
+
+
+def traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:
+        return ""
