@@ -243,9 +243,11 @@ def test_an_add_that_an_event_loop_left_behind(
             await asyncio.sleep(0)
             left.append(asyncio.ensure_future(queue.add("n", 1)))
             await asyncio.sleep(0)
+            loop.stop()
 
         left: list[asyncio.Future[Any]] = []
-        loop.run_until_complete(add_and_stop())
+        left.append(loop.create_task(add_and_stop()))
+        loop.run_forever()
         with pytest.raises(RuntimeError, match="another event loop"):
             other.run_until_complete(asyncio.wait_for(queue.add("n", 2), 20))
         loop.run_until_complete(asyncio.gather(*left))
