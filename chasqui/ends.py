@@ -72,6 +72,11 @@ class Watch:
         self.end = end
         self._news.set()
 
+    def forget(self, end: End) -> None:
+        if self.end is end:
+            self.end = None
+            self._news.clear()
+
 
 class JobEnds:
     """Tells waiters how their jobs ended. Belongs to one event loop."""
@@ -109,6 +114,13 @@ class JobEnds:
             if not self._watches and self._reading is not None:
                 loop = asyncio.get_running_loop()
                 self._lingering = loop.call_later(LINGER_S, self.stop)
+
+    def forget(self, job_id: str, end: End) -> None:
+        """The job did not end there after all: wait for another end."""
+        if self._known.get(job_id) is end:
+            del self._known[job_id]
+        for watch in self._watches.get(job_id, ()):
+            watch.forget(end)
 
     def stop(self) -> None:
         """Read no more. The next waiter starts it again."""

@@ -345,7 +345,9 @@ class Queue:
                 if (value := await self.get_job_result(job_id)) is not None:
                     return value
                 if end is not None and end.is_dead:
-                    raise await self._failure(job_id, end)
+                    await self._raise_if_dead(job_id, end)
+                    self._ends.forget(job_id, end)
+                    end = None
                 # Done is told once; who wants a result all the same looks on by himself.
                 await (watch.wait if end is None else asyncio.sleep)(wait.next_s())
 
@@ -371,20 +373,23 @@ class Queue:
                 if end is None:
                     await watch.wait(wait.next_s(warns=False))
                 elif end.is_dead:
-                    raise await self._failure(job_id, end)
+                    await self._raise_if_dead(job_id, end)
+                    self._ends.forget(job_id, end)
                 elif looks == 0:
                     return None
                 else:
                     looks -= 1
                     await asyncio.sleep(GRACE_S)
 
-    async def _failure(self, job_id: str, end: End) -> JobFailedError:
-        """What is known of a job in the dead-letter queue."""
-        detail = None
+    async def _raise_if_dead(self, job_id: str, end: End) -> None:
+        """Raise what is known of a job in the dead-letter queue; nothing if it is not there any
+        more: replayed, it may yet be done."""
         since = datetime.fromtimestamp(max(0, end.at_ms - FOUND_WITHIN_MS) / 1000, UTC)
+        found: DeadJob | None = None
         async for dead in self.iter_dlq(since=since, where=lambda dead: dead.job_id == job_id):
-            detail = dead.error or dead.detail
-        return JobFailedError(job_id, end.reason or "", detail)
+            found = dead
+        if found is not None:
+            raise JobFailedError(job_id, end.reason or "", found.error or found.detail)
 
     def _connect(self) -> Connection:
         """A connection of its own for who has to wait for replies."""

@@ -102,6 +102,29 @@ async def test_a_dead_job_is_told_at_once(server: Server, queue: Queue, method: 
     )
 
 
+@pytest.mark.parametrize("method", ["result", "wait_for_result"])
+async def test_a_replayed_job_is_waited_for_anew(server: Server, queue: Queue, method: str) -> None:
+    is_mended = False
+
+    async def mendable(job: Job) -> Any:
+        if not is_mended:
+            raise UnrecoverableError("not yet")
+        return "at last"
+
+    job = await queue.add("mail", 1)
+    worker = Worker(queue.name, mendable, redis_url=server.url, store_results=True)
+    running = asyncio.create_task(worker.run())
+    try:
+        with pytest.raises(JobFailedError, match="not yet"):
+            await getattr(job, method)(poll_interval=NEVER_S)
+        is_mended = True
+        assert await queue.replay_dlq() == 1
+        assert await getattr(job, method)(poll_interval=NEVER_S) == "at last"
+    finally:
+        await worker.close()
+        await running
+
+
 async def test_a_retry_is_no_end(server: Server, queue: Queue) -> None:
     runs = 0
 
