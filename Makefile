@@ -22,10 +22,11 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "not spark" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m spark $(PYTEST_ARGS)
 
-test-fast: build ## Run the suite without its slow tests, two at a time
-	@$(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not spark" $(PYTEST_ARGS)
 
 lint: build ## Check style and format
 	@$(BIN)/ruff check
