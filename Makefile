@@ -77,7 +77,7 @@ define install
 $(call venv,.venv)
 echo "Installing chasqui and its tools into .venv; the first time takes a minute."
 rm -f chasqui/_core/*.c chasqui/_core/*.so
-$(BIN)/python $(PIP) install --editable '.[dev,embedded,uvloop]'
+$(BIN)/python $(PIP) install --editable '.[dev]'
 endef
 
 .venv/.spark: pyproject.toml | build

@@ -15,6 +15,7 @@ import sysconfig
 import tarfile
 import tempfile
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -25,6 +26,8 @@ HIREDIS = "3.5.0"
 HIREDIS_SHA256 = "c227592cc56b7df247abe4755c26723965be68972be2149fa441ac33d82131ba"
 #: The part of it we compile in: the reply reader and what it stands on.
 HIREDIS_SOURCES = ("alloc.c", "read.c", "sds.c")
+#: The license of ffc.h, which read.c compiles in and which has it at its top only.
+FFC_COPYING = "COPYING.ffc"
 SYSTEM_HIREDIS_FLOOR = "1.1"
 
 #: Relative, as setuptools wants sources; carried by our sdist, ignored by git.
@@ -58,7 +61,7 @@ def hiredis() -> dict[str, list[str]]:
         "extra_compile_args": [f"-I{VENDOR}", f"-I{VENDOR.parent}"],
         "extra_link_args": [],
         "sources": [str(VENDOR / name) for name in HIREDIS_SOURCES],
-        "license_files": [str(VENDOR / "COPYING")],
+        "license_files": [str(VENDOR / "COPYING"), str(VENDOR / FFC_COPYING)],
     }
 
 
@@ -88,6 +91,7 @@ def vendor_hiredis() -> None:
             wanted = path.suffix == ".h" or path.name in (*HIREDIS_SOURCES, "COPYING")
             if path.parent == Path(f"hiredis-{HIREDIS}", VENDOR) and wanted:
                 (made / path.name).write_bytes(tar.extractfile(member).read())
+        (made / FFC_COPYING).write_text(head_comment(made / "ffc.h"), "utf-8")
         (made / "SHA256").write_text(HIREDIS_SHA256)
         if not is_vendored():
             with suppress(FileNotFoundError):
@@ -98,7 +102,13 @@ def vendor_hiredis() -> None:
 
 def is_vendored() -> bool:
     pin = VENDOR / "SHA256"
-    return pin.exists() and pin.read_text() == HIREDIS_SHA256
+    return pin.exists() and pin.read_text() == HIREDIS_SHA256 and (VENDOR / FFC_COPYING).exists()
+
+
+def head_comment(path: Path) -> str:
+    """The comment that a C file begins with, as text."""
+    lines = takewhile(lambda line: line.startswith("//"), path.read_text("utf-8").splitlines())
+    return "".join(f"{line[2:].removeprefix(' ')}\n" for line in lines)
 
 
 def hiredis_sdist() -> Path:
