@@ -144,8 +144,9 @@ def archive(
     to: Annotated[str, typer.Option(metavar="DIR", help="The folder of the archive.")],
     follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
     every: Annotated[
-        int, typer.Option(parser=duration_ms, metavar="TIME", help="With --follow: how often.")
-    ] = 10_000,
+        int | None,
+        typer.Option(parser=duration_ms, metavar="TIME", help="With --follow: how often; 10s."),
+    ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on if events were lost, and count them.")
     ] = False,
@@ -165,7 +166,12 @@ def archive(
 
         options = {**spark.server, "failOnDataLoss": not keep_going}
         query = start(
-            spark.session, queue, to, follow_on=follow, interval_s=every / 1000, **options
+            spark.session,
+            queue,
+            to,
+            follow_on=follow,
+            interval_s=(every or 10_000) / 1000,
+            **options,
         )
         rows = watch(query, "archived")
         lost = lost_by(query)
@@ -189,15 +195,15 @@ def compact(
         from chasqui.spark import compact as rewrite
 
         days = rewrite(spark.session, to)
-    say({"days": days}, as_json, f"compacted {count(days, 'day')}")
+    say({"days": days}, as_json, f"days compacted: {days}")
 
 
 @app.command()
 def rollup(
     queue: Queues,
     window: Annotated[
-        int, typer.Option(parser=duration_ms, metavar="TIME", help="Of so much time each.")
-    ] = 60_000,
+        int | None, typer.Option(parser=duration_ms, metavar="TIME", help="How long each is; 1m.")
+    ] = None,
     to: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write Parquet with its sketches instead.")
     ] = None,
@@ -216,7 +222,9 @@ def rollup(
         from chasqui.spark import rollup as roll
         from chasqui.spark import with_percentiles
 
-        rolled = roll(events_of(spark, queue, since, from_archive), f"{window} milliseconds")
+        rolled = roll(
+            events_of(spark, queue, since, from_archive), f"{window or 60_000} milliseconds"
+        )
         if to is not None:
             rolled.write.mode("overwrite").parquet(to)
             return

@@ -21,29 +21,41 @@ URL_VARIABLE: Final = "CHASQUI_SPARK_URL"
 class SparkRun:
     """A session for one command, and the options that name the server.
 
-    The URL goes through the environment: it may hold a password, and options end up in plans.
+    A URL with a password goes through the environment, for options end up in plans. A session that
+    runs already is used, and left running.
     """
 
     def __init__(self, master: str | None, conf: list[str] | None, redis_url: str | None) -> None:
-        url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL")
-        if Endpoint.parse(url).kind == "embedded":
-            raise ValueError("Spark's workers need a server that they can reach, not embedded://")
-        os.environ[URL_VARIABLE] = url or DEFAULT_URL
-        self.server: dict[str, Any] = {"urlEnv": URL_VARIABLE}
+        self.server: dict[str, Any] = server_options(redis_url)
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
         self._conf.setdefault("spark.log.level", "ERROR")
 
     def __enter__(self) -> "SparkRun":
         from chasqui.spark import session
+        from chasqui.spark.sessions import running_session
 
+        self._is_own = running_session() is None
         if sys.stderr.isatty():
             print("starting Spark, which takes some seconds …", file=sys.stderr)
         self.session: SparkSession = session(self._master, conf=self._conf)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.session.stop()
+        if self._is_own:
+            self.session.stop()
+
+
+def server_options(redis_url: str | None) -> dict[str, str]:
+    """The options that name the server of a command line."""
+    url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL") or DEFAULT_URL
+    endpoint = Endpoint.parse(url)
+    if endpoint.kind == "embedded":
+        raise ValueError("Spark's workers need a server that they can reach, not embedded://")
+    if endpoint.username is None and endpoint.password is None:
+        return {"url": url}
+    os.environ[URL_VARIABLE] = url
+    return {"urlEnv": URL_VARIABLE}
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -132,15 +144,11 @@ def server_facts(redis_url: str | None) -> str:
     from chasqui.spark.link import queues_of
     from chasqui.spark.options import Options
 
-    url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL")
-    if url is not None:
-        os.environ[URL_VARIABLE] = url
-    given = {"urlEnv": URL_VARIABLE} if url is not None else {}
-    options = Options.parse({"table": "queues", **given}, "r")
+    options = Options.parse({"table": "queues", **server_options(redis_url)}, "r")
     names = queues_of(options)
     spans = []
     for name in names:
-        with on_queue(name, url) as (connection, keys):
+        with on_queue(name, redis_url) as (connection, keys):
             row = describe(connection, keys, options.group)
         if row["events_span_ms"]:
             seconds = row["events_span_ms"] / 1000

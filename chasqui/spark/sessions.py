@@ -129,6 +129,13 @@ def _pair(version: float) -> tuple[int, int]:
     return int(head), int(tail or 0)
 
 
+def running_session() -> "SparkSession | None":
+    """The session that this process has already."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
 def session(
     master: str | None = None,
     *,
@@ -144,10 +151,12 @@ def session(
 
     from chasqui.spark.source import register
 
-    if SparkSession.getActiveSession() is None:
-        os.environ["JAVA_HOME"] = str(find_java().home)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if (running := running_session()) is not None:
+        register(running)
+        return running
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     settings = dict(_SETTINGS)
     if master is not None or "SPARK_ENV_LOADED" not in os.environ:
