@@ -77,16 +77,22 @@ class Batch:
         """The batch cut into chunks."""
         payloads = self.payloads
         total = len(payloads)
-        if total <= CHUNK_JOBS and sum(map(len, payloads)) <= CHUNK_BYTES:
-            yield slice(0, total)
-            return
-        start = size = 0
-        for i, payload in enumerate(payloads):
-            if i > start and (i - start == CHUNK_JOBS or size + len(payload) > CHUNK_BYTES):
+        for start in range(0, total, CHUNK_JOBS):
+            stop = min(start + CHUNK_JOBS, total)
+            if sum(map(len, payloads[start:stop])) <= CHUNK_BYTES:
+                yield slice(start, stop)
+            else:
+                yield from self._slices_by_size(start, stop)
+
+    def _slices_by_size(self, start: int, stop: int) -> Iterator[slice]:
+        size = 0
+        for i in range(start, stop):
+            longer = size + len(self.payloads[i])
+            if i > start and longer > CHUNK_BYTES:
                 yield slice(start, i)
-                start, size = i, 0
-            size += len(payload)
-        yield slice(start, total)
+                start, longer = i, len(self.payloads[i])
+            size = longer
+        yield slice(start, stop)
 
     def immediate(self, part: slice | None = None) -> int:
         """How many of its jobs go straight into the stream."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from chasqui import dlq, repeatables
 from chasqui.adding import (
@@ -18,12 +18,15 @@ from chasqui.adding import (
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
-from chasqui.errors import ClosedError
+from chasqui.errors import ClosedError, PayloadTooLargeError
 from chasqui.keys import Keys, check_job_id, check_job_name
 from chasqui.plans import Plans
 from chasqui.request import Plan
 
 T = TypeVar("T")
+
+#: The server hangs up on an argument of more than 512 MiB; the envelope takes a little of it.
+MAX_PAYLOAD_BYTES: Final = (512 << 20) - 1024
 
 
 class Turn:
@@ -290,16 +293,15 @@ class Producer:
 def _payload(payload: object, what: str = "payload") -> bytes:
     if type(payload) is not bytes:
         raise TypeError(f"{what} must be bytes, got {type(payload).__name__}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise PayloadTooLargeError(len(payload), MAX_PAYLOAD_BYTES, what)
     return payload
 
 
 def _payloads(payloads: object) -> list[bytes]:
     if not isinstance(payloads, list):
         raise TypeError(f"payloads must be a list, got {type(payloads).__name__}")
-    for i, payload in enumerate(payloads):
-        if type(payload) is not bytes:
-            raise TypeError(f"payloads[{i}] must be bytes, got {type(payload).__name__}")
-    return payloads
+    return [_payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
 
 
 def _uint(what: str, value: object) -> int:

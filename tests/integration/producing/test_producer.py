@@ -116,6 +116,11 @@ async def test_the_rest(
     [
         (lambda p: p.add("text"), TypeError, "payload must be bytes, got str"),
         (lambda p: p.add(bytearray(b"x")), TypeError, "payload must be bytes, got bytearray"),
+        (
+            lambda p: p.add_bulk([bytes(512 << 20)]),
+            ValueError,
+            r"payloads\[0\] takes 536870912 bytes",
+        ),
         (lambda p: p.add_bulk((b"x",)), TypeError, "payloads must be a list, got tuple"),
         (lambda p: p.add_bulk([b"x", None]), TypeError, r"payloads\[1\] must be bytes"),
         (lambda p: p.add_bulk_named([("a", b"x"), ("b",)]), ValueError, r"entries\[1\] must be a"),
