@@ -132,8 +132,8 @@ class Connection:
             while True:
                 try:
                     if isinstance(step, Request):
-                        if self._is_congested():
-                            await self._room()
+                        if self.is_congested:
+                            await self.room()
                         reply: Any = await self.submit(step)
                     else:
                         reply = await self._stream(step)
@@ -152,8 +152,8 @@ class Connection:
         unsent: list[Exception] = []
         try:
             for request in requests:
-                if self._is_congested():
-                    await self._room()
+                if self.is_congested:
+                    await self.room()
                 futures.append(self.submit(request))
                 self.flush()
         except Exception as error:  # those before it are on their way, and may be applied
@@ -283,16 +283,18 @@ class Connection:
                 link.send(requests)
         self._release_room()
 
-    def _is_congested(self) -> bool:
+    @property
+    def is_congested(self) -> bool:
+        """True while callers should wait for `room`: more is written than the server takes."""
         return self._unsent_bytes > _HIGH_WATER_BYTES or (
             self._link is not None and not self._link.is_writable
         )
 
-    async def _room(self) -> None:
+    async def room(self) -> None:
         """Wait until what was written before has gone out, so that a slow server bounds memory."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._request_timeout_s
-        while self._is_congested() and not self._is_closed:
+        while self.is_congested and not self._is_closed:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.append(waiter)
             try:
@@ -302,7 +304,7 @@ class Connection:
                 raise UnreachableError(f"{self.endpoint} takes no more data") from None
 
     def _release_room(self) -> None:
-        if self._is_congested() and not self._is_closed:
+        if self.is_congested and not self._is_closed:
             return
         while self._waiters:
             waiter = self._waiters.popleft()

@@ -210,6 +210,8 @@ class Producer:
         leaves at once.
         """
         loop = self.connection.check_owner()
+        if self.connection.is_congested:
+            await self.connection.room()
         turn = self._turn
         if turn is not None and (
             len(turn.payloads) == CHUNK_JOBS or turn.size + len(payload) > CHUNK_BYTES

@@ -256,3 +256,22 @@ def test_an_add_that_an_event_loop_left_behind(
     finally:
         loop.close()
         other.close()
+
+
+async def test_a_stalled_server_bounds_what_single_adds_hold(
+    redis_86: Any, queue_name: str, make_proxy: Callable[[str], Proxy]
+):
+    """Those who do not get in wait with their data; no frame is made of it yet."""
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        await queue.add("n", 0)
+        proxy.stall()
+        adds = [asyncio.create_task(queue.add("n", b"x" * 500_000)) for _ in range(200)]
+        connection = queue._producer.connection
+        async with asyncio.timeout(20):
+            while len(connection._waiters) < 150:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert connection._unsent_bytes <= 10 << 20
+        proxy.resume()
+        await asyncio.gather(*adds)
+        assert (await queue.counts()).waiting == 201
