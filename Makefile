@@ -19,7 +19,7 @@ build: $(STAMP) ## Make .venv, compile the core and install chasqui into it, edi
 	@true
 
 demo: build ## Run the main job on an embedded server
-	@$(BIN)/python -m chasqui demo
+	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
 	@$(BIN)/python -m pytest -n 2 -m "not spark" $(PYTEST_ARGS)

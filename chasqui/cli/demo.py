@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from chasqui import embedded
 from chasqui.cli.bars import RateColumn
+from chasqui.cli.spark_run import report_of_run, spark_is_there
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import BackoffSpec, Job
 from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
@@ -96,6 +98,10 @@ class Board(Progress):
 
 def demo(
     jobs: Annotated[int, typer.Option(min=1000, help="Jobs to add in bulk.")] = 100_000,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where Spark is installed: draw the run as a page."),
+    ] = None,
 ) -> None:
     """Add jobs to an embedded server, run them all with a worker, and show the rates.
 
@@ -110,6 +116,9 @@ def demo(
     )
     with embedded.start() as running:
         asyncio.run(_demo(running.url, jobs, console))
+        if report is not None and spark_is_there():
+            console.print("\nSpark is installed: it reports on the events of this run …")
+            console.print(report_of_run(running.url, _QUEUE, report), soft_wrap=True)
 
 
 async def _demo(url: str, jobs: int, console: Console) -> None:

@@ -17,7 +17,6 @@ from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_run import (
     SparkRun,
     events_of,
-    lost_by,
     on_queue,
     say,
     server_facts,
@@ -173,8 +172,7 @@ def archive(
             interval_s=(every or 10_000) / 1000,
             **options,
         )
-        rows = watch(query, "archived")
-        lost = lost_by(query)
+        rows, lost = watch(query, "archived")
     say({"events": rows, "lost": lost}, as_json, f"archived {count(rows, 'event')}; lost {lost}")
     if lost:
         raise typer.Exit(1)

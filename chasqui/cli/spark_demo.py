@@ -1,6 +1,7 @@
 """`chasqui spark demo`: the tour of queues as DataFrames, on a server of its own, checked."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from chasqui import embedded
-from chasqui.cli.spark_run import SparkRun, lost_by
+from chasqui.cli.spark_run import SparkRun
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import Job
 from chasqui.sync import Queue
@@ -81,12 +82,15 @@ class _Tour:
             maxOffsetsPerTrigger=100_000,
             **server,
         )
+        following.processAllAvailable()  # its processes are up before the first event comes
         dead = self._drain()
         following.processAllAvailable()
         following.stop()
         events = read_archive(spark, lake).where(f"queue = '{_QUEUE}'")
-        lost = lost_by(following)
-        self._tell(f"archived {events.count():,} events, {lost:,} trimmed before they were read")
+        kept = events.count()
+        place = json.loads(following.lastProgress.sources[0].endOffset)[_QUEUE]
+        lost = place["n"] - place["since"] - kept
+        self._tell(f"archived {kept:,} events, {lost:,} trimmed before they were read")
         windows = rollup(events, "10 seconds")
         completed = windows.agg({"completed": "sum"}).first()[0] or 0
         self._tell(f"rolled up {windows.count():,} windows: {completed:,} completed")

@@ -1,14 +1,17 @@
 """Between the shell and Spark: a session for one command, what it reads, what it tells."""
 
+import importlib.util
 import json
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chasqui.blocking import BlockingConnection
 from chasqui.cli.output import count, show, show_all
 from chasqui.config import DEFAULT_URL, Endpoint
+from chasqui.errors import NotSupportedError
 from chasqui.keys import Keys
 
 if TYPE_CHECKING:
@@ -46,6 +49,34 @@ class SparkRun:
             self.session.stop()
 
 
+def spark_is_there() -> bool:
+    """Whether the extra is installed, and a Java."""
+    from chasqui.spark.sessions import find_java
+
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pandas", "pyarrow")):
+        return False
+    try:
+        find_java()
+    except NotSupportedError:
+        return False
+    return True
+
+
+def report_of_run(url: str, queue: str, html: Path) -> str:
+    """Roll up and draw the events that a queue holds; where the page is, in a sentence."""
+    with SparkRun(f"local[{min(4, os.cpu_count() or 1)}]", ["spark.log.level=OFF"], url) as spark:
+        from chasqui.spark import gather, page, read
+
+        events = read(spark.session, "events", queue, **spark.server)
+        report = gather(events, read(spark.session, "dlq", queue, **spark.server))
+    html.write_text(page(report), encoding="utf-8")
+    windows = len(report["timeline"])
+    return (
+        f"{count(report['events'], 'event')} in {count(windows, 'window')} of "
+        f"{report['window_s']} s: {html.resolve()}"
+    )
+
+
 def server_options(redis_url: str | None) -> dict[str, str]:
     """The options that name the server of a command line."""
     url = redis_url or os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL") or DEFAULT_URL
@@ -81,33 +112,39 @@ def events_of(
     return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
 
 
-def watch(query: Any, what: str) -> int:
-    """Wait for a query, telling how far it is; how many rows it has read."""
-    rows, seen = 0, -1
+def watch(query: Any, what: str) -> tuple[int, int]:
+    """Wait for a query, telling how far it is; how many rows it has read, and how many it lost."""
+    rows, lost, seen = 0, 0, -1
     try:
         while True:
             is_over = query.awaitTermination(1)
             for progress in query.recentProgress:
                 if progress.batchId > seen:
                     seen, rows = progress.batchId, rows + progress.numInputRows
+                    lost += lost_in(progress)
             if sys.stderr.isatty():
                 print(f"\r{what} {rows:,} events", end="", file=sys.stderr, flush=True)
             if is_over:
-                return rows
+                return rows, lost
     except KeyboardInterrupt:
         query.stop()
-        return rows
+        return rows, lost
     finally:
         if sys.stderr.isatty():
             print(file=sys.stderr)
 
 
-def lost_by(query: Any) -> int:
-    """How many entries were trimmed unread, as the last offset says."""
-    if (progress := query.lastProgress) is None:
-        return 0
-    end = json.loads(progress.sources[0].endOffset or "{}")
-    return sum(place.get("lost", 0) for place in end.values())
+def lost_in(progress: Any) -> int:
+    """How many entries of a batch were trimmed unread, before it was planned or after."""
+    source = progress.sources[0]
+    start, end = json.loads(source.startOffset or "{}"), json.loads(source.endOffset or "{}")
+    due = 0
+    for queue, place in end.items():
+        first = start.get(queue, {}).get("n", place.get("since"))
+        if first is None or "n" not in place:
+            return 0  # a server that does not count
+        due += place["n"] - first
+    return int(due - progress.numInputRows)
 
 
 def show_table(df: "DataFrame", as_json: bool, nothing: str) -> None:

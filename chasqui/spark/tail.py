@@ -1,9 +1,9 @@
 """Events or dead jobs as a stream: an offset is an id, and the ordinal that counts losses.
 
-An offset is JSON such as `{"orders": {"id": "1794-3", "n": 812345}}`. Reading between two offsets
-is stateless and repeatable while the entries are kept; what was trimmed unread is counted exactly,
-since the events stream is only ever trimmed at its head. Dead jobs may be deleted anywhere, so for
-them there is no ordinal and no count.
+An offset is JSON such as `{"orders": {"id": "1794-3", "n": 812345, "since": 40}}`. Reading between
+two offsets is stateless and repeatable while the entries are kept; what was trimmed unread is
+counted exactly, since the events stream is only ever trimmed at its head. Dead jobs may be deleted
+anywhere, so for them there is no ordinal and no count.
 """
 
 import json
@@ -31,7 +31,9 @@ from chasqui.spark.schemas import check_subset
 
 logger = logging.getLogger(__name__)
 
-#: Per queue: id, n (the ordinal), lost (so far). What is not known is left out.
+#: Per queue: id, n (the ordinal), since (the ordinal that the query began at), lost (found so far).
+#: What is not known is left out. `n - since` entries were to be read up to here: what is missing
+#: from the rows that were is exactly what was trimmed, be it before planning or after.
 Offset: TypeAlias = dict[str, dict[str, Any]]
 
 
@@ -57,7 +59,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
     def initialOffset(self) -> Offset:
         """Where a new query begins. Asked for twice, answered the same."""
         if self._initial is None:
-            self._initial = {queue: _written(self._start(queue)) for queue in self._all()}
+            self._initial = {}
+            for queue in self._all():
+                place = self._start(queue)
+                self._initial[queue] = _written(place, {"since": place.ordinal})
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -76,12 +81,12 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         self._marks.clear()
         count = 0
         for queue in queues:
-            place, lost_before = self._place(queue, start)
+            place, known = self._place(queue, start)
             walked = self._walk(queue, place, (self._targets or {}).get(queue, "+"), most)
             if not walked.marks:
                 continue
-            lost = self._judge(queue, walked)
-            end[queue] = _written(walked.end, lost_before + lost)
+            lost = known.get("lost", 0) + self._judge(queue, walked)
+            end[queue] = _written(walked.end, {"since": known.get("since"), "lost": lost or None})
             self._marks[queue, place.id, walked.end.id] = walked.marks
             count += walked.count
         if self._should_wait(count):
@@ -169,12 +174,13 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         passed = self._walk(queue, head, behind, None)
         return Place(behind, passed.end.ordinal)
 
-    def _place(self, queue: str, start: Offset) -> tuple[Place, int]:
-        """Where a queue was read up to, and how much was lost on the way."""
+    def _place(self, queue: str, start: Offset) -> tuple[Place, dict[str, Any]]:
+        """Where a queue was read up to, and its offset."""
         known = start.get(queue)
         if known is None:  # it is new among the queues of a pattern
-            return self._run(queue, ranges.head(self._stream(queue))), 0
-        return Place(known["id"], known.get("n")), known.get("lost", 0)
+            head: Place = self._run(queue, ranges.head(self._stream(queue)))
+            return head, {"since": head.ordinal}
+        return Place(known["id"], known.get("n")), known
 
     def _walk(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
         options = self._options
@@ -199,11 +205,13 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         """How many entries were lost unread; raises if the query may not go on then."""
         if not self._counts_loss or walked.lost == 0:
             return 0
-        error = DataLossError(queue, self._options.table, walked.lost)
+        return self._lose(queue, walked.lost)
+
+    def _lose(self, queue: str, lost: int | None) -> int:
         if self._options.fail_on_data_loss:
-            raise error
-        logger.warning("%s", error)
-        return walked.lost or 0
+            raise DataLossError(queue, self._options.table, lost)
+        logger.warning("%s events of queue %r were gone before they were read", lost, queue)
+        return lost or 0
 
     def _check_replay(
         self, queue: str, start: dict[str, Any] | None, end: dict[str, Any], found: int
@@ -214,10 +222,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         lost_in_it = end.get("lost", 0) - start.get("lost", 0)
         missing = end["n"] - start["n"] - lost_in_it - found
         if missing > 0:
-            error = DataLossError(queue, self._options.table, missing)
-            if self._options.fail_on_data_loss:
-                raise error
-            logger.warning("%s", error)
+            self._lose(queue, missing)
 
     def _should_wait(self, count: int) -> bool:
         options = self._options
@@ -227,10 +232,6 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         return waited_s < options.max_trigger_delay
 
 
-def _written(place: Place, lost: int = 0) -> dict[str, Any]:
-    offset: dict[str, Any] = {"id": place.id}
-    if place.ordinal is not None:
-        offset["n"] = place.ordinal
-    if lost:
-        offset["lost"] = lost
-    return offset
+def _written(place: Place, more: dict[str, int | None] | None = None) -> dict[str, Any]:
+    offset = {"id": place.id, "n": place.ordinal, **(more or {})}
+    return {name: value for name, value in offset.items() if value is not None}

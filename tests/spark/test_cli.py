@@ -3,10 +3,12 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chasqui.cli.spark_run import lost_in
 from chasqui.sync import Queue
 from tests.cli.conftest import call
 from tests.servers import Server
@@ -56,6 +58,19 @@ def test_doctor_says_what_is_there(redis_86: Server):
     assert ran.code == 0
     assert {row["verdict"] for row in ran.json} == {"ok"}
     assert [row["what"] for row in ran.json] == ["java", "packages", "workers' Python", "server"]
+
+
+def test_losses_of_a_batch_are_what_was_due_and_did_not_come():
+    def progress(start: Any, end: Any, rows: int) -> Any:
+        source = SimpleNamespace(startOffset=start and json.dumps(start), endOffset=json.dumps(end))
+        return SimpleNamespace(sources=[source], numInputRows=rows)
+
+    first = {"q": {"id": "1-0", "n": 500, "since": 200}}
+    second = {"q": {"id": "2-0", "n": 900, "since": 200, "lost": 20}}
+    assert lost_in(progress(None, first, 300)) == 0
+    assert lost_in(progress(None, first, 290)) == 10
+    assert lost_in(progress(first, second, 350)) == 50, "20 before it was planned, 30 after"
+    assert lost_in(progress(None, {"q": {"id": "1-0"}}, 5)) == 0
 
 
 def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, queue_name: str):

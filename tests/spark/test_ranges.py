@@ -75,7 +75,7 @@ def test_entries_trimmed_before_the_query_began_are_not_lost(each_server: Server
     redis("XTRIM", redis.keys.events, "MAXLEN", "=", 100)
     reader = tail_reader(each_server.url, queue_name, startingOffsets="earliest")
     start = reader.initialOffset()
-    assert start == {queue_name: {"id": "0-0", "n": 200}}
+    assert start == {queue_name: {"id": "0-0", "n": 200, "since": 200}}
     end, rows = step(reader, start)
     assert len(rows) == 100
     assert end[queue_name]["n"] == 300
