@@ -253,7 +253,9 @@ def measure(bench: Bench, rounds: int) -> str:
         bench.read("Spark read", keys)
         bench.forget(keys)
         bench.events_decoded(events)
-    batches = bench.micro_batches(events, 50_000)
+    many = bench.add_events(350_000)
+    batches = bench.micro_batches(many, 50_000)
+    bench.forget(many)
     planning = statistics.median(
         sum(one.durationMs.get(part, 0) for part in ("latestOffset", "queryPlanning", "getBatch"))
         / one.durationMs["triggerExecution"]

@@ -2,9 +2,11 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
+from chasqui.errors import NotSupportedError
 from chasqui.payload import decode, encode
 from chasqui.spark.batch import PushdownReader
 from chasqui.spark.options import OptionError, Options
@@ -228,3 +230,24 @@ def test_what_another_implementation_wrote_is_read(each_server: Server, queue_na
     redis("SET", redis.keys.result(job_id), from_hex(result["value_hex"]), "EX", 100)
     (row,) = read(url, queue_name, table="results", jobIds=job_id, payloadFormat="json")
     assert json.loads(row["value"]) == {"ok": 1}
+
+
+def test_reads_can_be_taken_off_the_primary(private_server: Callable[..., Server], queue_name: str):
+    primary, replica = private_server(), private_server()
+    fill(primary.url, queue_name, 500)
+    there, here = Redis(replica.url, queue_name), Redis(primary.url, queue_name)
+    there("REPLICAOF", "127.0.0.1", primary.port)
+    while b"state=online" not in here("INFO", "replication"):
+        time.sleep(0.01)  # the test's time limit ends it
+    while there("EXISTS", there.keys.stream) == 0:
+        time.sleep(0.01)
+    here("CONFIG", "RESETSTAT")
+    rows = read(primary.url, queue_name, "job_id", readFrom="replica", fetchCount=100)
+    assert len(rows) == 500
+    assert b"cmdstat_xrange" in there("INFO", "commandstats")
+    assert b"cmdstat_xrange" not in here("INFO", "commandstats")
+    there("REPLICAOF", "NO", "ONE")
+    while b"state=online" in here("INFO", "replication"):
+        time.sleep(0.01)
+    with pytest.raises(NotSupportedError, match="has no replica that is in step"):
+        read(primary.url, queue_name, readFrom="replica")
