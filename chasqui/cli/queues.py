@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import typer
+
 from chasqui.cli.options import AsJson, Group, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.run import on_server
 from chasqui.connection import Connection
-from chasqui.errors import NotSupportedError
+from chasqui.errors import NotSupportedError, ServerError
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.plans import Plans
 from chasqui.queue import Counts
@@ -33,9 +35,14 @@ def queues(
 async def _listing(connection: Connection, group: str) -> list[tuple[Any, ...]]:
     if connection.endpoint.kind == "cluster":
         raise NotSupportedError("a cluster has no one list of its keys: name each node by its URL")
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name in sorted(await connection.run(find_queues())):
-        counts = Counts.of(await connection.run(Plans(Keys(name)).counts(group)))
+        try:
+            counts = Counts.of(await connection.run(Plans(Keys(name)).counts(group)))
+        except ServerError as error:  # one of its keys is not what it should be
+            typer.echo(f"chasqui: queue {name} cannot be counted: {error}", err=True)
+            rows.append((name, *(None,) * (len(_COLUMNS) - 1)))
+            continue
         rows.append(
             (
                 name,

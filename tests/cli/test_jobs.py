@@ -221,3 +221,20 @@ def test_next_fires_are_those_of_all_repeatable_jobs(chasqui: Chasqui, queue_nam
     key = rows[0][2]
     assert len(chasqui("repeatable", "next", queue_name, "--key", key).rows) == 2
     assert chasqui("repeatable", "next", queue_name, "--key", "x").out == "no fires to come\n"
+
+
+def test_a_queue_that_cannot_be_counted_hides_no_other(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    broken = f"{queue_name}-broken"
+    chasqui("add", queue_name, "mail", "1")
+    with redis.Redis.from_url(valkey_9.url) as client:
+        client.set(Keys(broken).delayed, "no sorted set")
+        try:
+            listed = chasqui("queues", "--json")
+        finally:
+            client.delete(Keys(broken).delayed)
+    rows = {row["queue"]: row for row in listed.json}
+    assert rows[queue_name]["waiting"] == 1
+    assert rows[broken]["waiting"] is None
+    assert f"queue {broken} cannot be counted: WRONGTYPE" in listed.err
