@@ -18,8 +18,8 @@ from chasqui.request import Effect, Plan
 WALK: Final = scripts.load("spark_walk")
 #: Behind this id lies everything.
 BEGINNING: Final = "0-0"
-#: The most entries that one script call walks over: about 5 ms of the server's time.
-SLICE: Final = 2000
+#: The most entries that one script call walks over: a good millisecond of the server's time.
+SLICE: Final = 500
 #: No task for fewer rows than this, unless it is asked for.
 WORTH_A_TASK: Final = 1000
 DEFAULT_TASKS: Final = 4
@@ -115,7 +115,7 @@ def walk(
     last: str = "+",
     *,
     most: int | None = None,
-    step: int = WORTH_A_TASK,
+    step: int = SLICE,
     counts_loss: bool = True,
 ) -> Plan[Walked]:
     """Count the entries behind a place, up to an id or `most` of them."""
@@ -123,8 +123,9 @@ def walk(
     place, ordinal = start.id, start.ordinal
     lost: int | None = 0 if counts_loss and ordinal is not None else None
     left = most if most is not None else 2**53
+    step = min(step, SLICE)
     while left > 0:
-        slice_size = min(left, max(SLICE, step))
+        slice_size = min(left, SLICE)
         added, length, _, _, *found = yield scripts.call(
             WALK, [stream], [place, last, step, slice_size], Effect.READ
         )
@@ -190,4 +191,4 @@ def _ranges(after: str, marks: Sequence[Mark], total: int, parts: int) -> Iterat
 def step_for(total: int, least_parts: int, most_rows: int) -> int:
     """Entries per mark: fine enough to cut even parts, coarse enough to be few."""
     parts = least_parts or DEFAULT_TASKS
-    return max(1, min(WORTH_A_TASK, most_rows, -(-total // (4 * parts))))
+    return max(1, min(SLICE, most_rows, -(-total // (4 * parts))))
