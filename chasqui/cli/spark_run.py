@@ -137,7 +137,7 @@ def watch(query: Any, what: str) -> tuple[int, int]:
 def lost_in(progress: Any) -> int:
     """How many entries of a batch were trimmed unread, before it was planned or after."""
     source = progress.sources[0]
-    start, end = json.loads(source.startOffset or "{}"), json.loads(source.endOffset or "{}")
+    start, end = (json.loads(one or "{}") or {} for one in (source.startOffset, source.endOffset))
     due = 0
     for queue, place in end.items():
         first = start.get(queue, {}).get("n", place.get("since"))

@@ -62,7 +62,7 @@ def test_doctor_says_what_is_there(redis_86: Server):
 
 def test_losses_of_a_batch_are_what_was_due_and_did_not_come():
     def progress(start: Any, end: Any, rows: int) -> Any:
-        source = SimpleNamespace(startOffset=start and json.dumps(start), endOffset=json.dumps(end))
+        source = SimpleNamespace(startOffset=json.dumps(start), endOffset=json.dumps(end))
         return SimpleNamespace(sources=[source], numInputRows=rows)
 
     first = {"q": {"id": "1-0", "n": 500, "since": 200}}
