@@ -106,11 +106,6 @@ class Connection:
         return self._is_closed
 
     @property
-    def is_idle(self) -> bool:
-        """True while there is a link and nothing is on its way over it."""
-        return self._link is not None and not self._link.inflight and not self._unsent
-
-    @property
     def profile(self) -> ServerProfile | None:
         """What the server at the other end can do; None while there is no link."""
         return None if self._link is None else self._link.profile

@@ -206,8 +206,7 @@ class Producer:
     ) -> tuple[str, int]:
         """Add one checked job without delay or id of its own; its id and creation time.
 
-        Adds of one turn of the event loop share a chunk; the first one on an idle connection
-        leaves at once.
+        Adds of one turn of the event loop share a chunk.
         """
         loop = self.connection.check_owner()
         if self.connection.is_congested:
@@ -222,19 +221,13 @@ class Producer:
             if self.connection.is_closed:
                 raise ClosedError("the producer was shut down")
             turn = self._turn = Turn()
-            is_alone = self.connection.is_idle
-            if not is_alone:
-                loop.call_soon(self._send_turn)
-        else:
-            is_alone = False
+            loop.call_soon(self._send_turn)
         future: asyncio.Future[tuple[str, int]] = loop.create_future()
         turn.payloads.append(payload)
         turn.size += len(payload)
         turn.names.append(name)
         turn.retries.append(retry)
         turn.futures.append(future)
-        if is_alone:
-            self._send_turn()
         return await future
 
     def _send_turn(self) -> None:
