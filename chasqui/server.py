@@ -44,6 +44,15 @@ class ServerProfile:
     claim: bool = False
     waitaof: bool = False
 
+    @property
+    def advice(self) -> str:
+        """What to do about a version with known holes; empty if none is known."""
+        safe = _SAFE_FROM.get(self.version[:2])
+        if self.name != "redis" or safe is None or self.version >= safe:
+            return ""
+        wanted = ".".join(map(str, safe))
+        return f"has known holes that concern a queue: upgrade to {wanted} or newer"
+
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.version))}"
 
@@ -226,14 +235,8 @@ def _version(text: bytes) -> Version:
 
 
 def _warn_if_unsafe(profile: ServerProfile) -> None:
-    safe = _SAFE_FROM.get(profile.version[:2])
     seen = (profile.name, profile.version)
-    if profile.name != "redis" or safe is None or profile.version >= safe or seen in _warned:
-        return
-    _warned.add(seen)
-    logger.warning(
-        "%s has known holes that concern a queue: upgrade to %s or newer",
-        profile,
-        ".".join(map(str, safe)),
-        extra={"server_version": str(profile)},
-    )
+    advice = profile.advice
+    if advice and seen not in _warned:
+        _warned.add(seen)
+        logger.warning("%s %s", profile, advice, extra={"server_version": str(profile)})

@@ -1,6 +1,5 @@
 """`chasqui doctor`: what a server can do, and which of its settings could lose jobs."""
 
-import logging
 import statistics
 import time
 from collections.abc import Iterator
@@ -60,12 +59,11 @@ def doctor(
 
 
 async def _examine(connection: Connection, queue: str) -> list[Finding]:
-    with _warnings_of("chasqui.server") as warned:
-        profile = await connection.connect()
+    profile = await connection.connect()
     info, settings = await _facts(connection)
     lacks = () if profile.xackdel else ("xackdel",)
     return [
-        _version(profile, warned),
+        _version(profile),
         _capabilities(profile),
         *(_settings(info, settings) if info else [_REFUSED]),
         *await _clock_and_latency(connection),
@@ -82,27 +80,6 @@ def _settings(info: dict[str, str], settings: dict[str, str]) -> Iterator[Findin
     yield from _persistence(info, settings)
     yield from _memory(info)
     yield from _replication(info)
-
-
-class _warnings_of(logging.Handler):
-    """The warnings that a logger gives inside the block, instead of printing them."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(logging.WARNING)
-        self._logger = logging.getLogger(name)
-        self._texts: list[str] = []
-
-    def __enter__(self) -> list[str]:
-        self._logger.addHandler(self)
-        self._logger.propagate = False
-        return self._texts
-
-    def __exit__(self, *error: object) -> None:
-        self._logger.removeHandler(self)
-        self._logger.propagate = True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
 
 
 async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]]:
@@ -128,8 +105,8 @@ def _setting(answer: Any) -> str | None:
     return values[-1].decode(errors="replace")
 
 
-def _version(profile: ServerProfile, warned: list[str]) -> Finding:
-    return Finding("version", str(profile), bool(warned), "; ".join(warned))
+def _version(profile: ServerProfile) -> Finding:
+    return Finding("version", str(profile), bool(profile.advice), profile.advice)
 
 
 def _capabilities(profile: ServerProfile) -> Finding:

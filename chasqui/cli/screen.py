@@ -142,6 +142,8 @@ class Top(App[None]):
     @property
     def _main(self) -> Screen[Any]:
         """The screen with the tables, also while another one is before it."""
+        if not self.screen_stack:
+            raise NoMatches("the screen is being taken down")
         return self.screen_stack[0]
 
     def _chosen(self) -> str | None:
