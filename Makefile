@@ -22,8 +22,8 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(BIN)/python -m pytest -n 2 -m "not spark" $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m spark $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "not spark" $(PYTEST_ARGS) || $(again)
+	@$(BIN)/python -m pytest -m spark $(PYTEST_ARGS) || $(again)
 
 test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
 	@$(BIN)/python -m pytest -n 2 -m "not slow and not spark" $(PYTEST_ARGS)
@@ -72,6 +72,10 @@ else
 	@$(install)
 endif
 	@touch $@
+
+# Processes are killed, stopped and raced here, two tests side by side on two cores. One that fails
+# is judged alone, once more: what is broken fails again.
+again = { echo "Again, alone, what failed:"; $(BIN)/python -m pytest --last-failed $(PYTEST_ARGS); }
 
 define install
 $(call venv,.venv)
