@@ -103,7 +103,6 @@ Verdict: TypeAlias = Acknowledge | RunAgain | Bury
 
 RUN: Final = Run()
 LEAVE: Final = Leave()
-ACKNOWLEDGE: Final = Acknowledge()
 
 
 def on_arrival(entry: Arrived, limits: Limits, *, is_in_hand: bool) -> Arrival:

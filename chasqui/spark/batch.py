@@ -35,7 +35,6 @@ from chasqui.spark.pages import Pace, StreamPart, read_stream, stream_of
 from chasqui.spark.schemas import arrow_schema, check_subset
 from chasqui.spark.wire import JobDecoder
 
-_STREAM_TABLES: Final = ("jobs", "events", "dlq")
 #: Results fetched by one command.
 _RESULTS_PAGE: Final = 500
 
