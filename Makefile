@@ -10,7 +10,7 @@ PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz bench bench-check servers spark-venv demo-spark interop-venv clean
+.PHONY: help build demo test test-fast lint types fuzz faults faults-long bench bench-check servers spark-venv demo-spark interop-venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,12 @@ types: build ## Check types
 
 fuzz: build ## Feed the core broken input under the sanitizers
 	@$(BIN)/python -m tests.fuzz
+
+faults: build servers ## Run every fault of the catalogue; the results go to tests/faults/results.json
+	@$(BIN)/python -m pytest -n 2 -m fault --fault-results tests/faults/results.json $(PYTEST_ARGS)
+
+faults-long: build servers ## Run the faults that need minutes each
+	@$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)
 
 bench: build servers ## Measure against other queues and the machine's limit (BENCH_ARGS=--quick)
 	@$(BIN)/python $(PIP) install 'chasqui[bench]'

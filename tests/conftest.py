@@ -8,6 +8,8 @@ import pytest
 
 from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remote_servers
 
+pytest_plugins = ["tests.faults.plugin"]
+
 _REMOTE = {server.name: server for server in remote_servers()}
 
 
@@ -53,11 +55,12 @@ def redis_86(shared_server: Callable[[str], Server]) -> Server:
 
 
 @pytest.fixture
-def private_server() -> Iterator[Callable[..., Server]]:
+def private_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Server]]:
     """Starts servers that are the test's own to stop, kill and restart: `private_server(kind)`."""
     started: list[Server] = []
 
     def give(name: str = "redis-8.6", **settings: str) -> Server:
+        request.node.user_properties.append(("server", name))
         started.append(_start(name, **settings))
         return started[-1]
 

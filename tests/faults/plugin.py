@@ -1,0 +1,82 @@
+"""The marks `fault` and `long`, and the table of results that `--fault-results` writes."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.catalogue import marks_of
+
+#: Where the result of a test stands that needs no server.
+ANY_SERVER = "any server"
+_OPTION = "--fault-results"
+#: Fixtures that give a server of one kind.
+_FIXTURES = {"valkey_9": "valkey-9", "redis_62": "redis-6.2", "redis_86": "redis-8.6"}
+#: Parameters that name a kind of server.
+_PARAMETERS = ("server", "kind", "cluster", "watched")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_OPTION, type=Path, metavar="FILE", help="write how each fault went, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption(_OPTION)
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Results(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is long unless it is asked for; let each test carry its faults."""
+    if "long" not in (config.option.markexpr or ""):
+        long = [item for item in items if item.get_closest_marker("long")]
+        if long:
+            config.hook.pytest_deselected(items=long)
+            items[:] = [item for item in items if item not in long]
+    for item in items:
+        item.user_properties += [("fault", (mark.number, mark.control)) for mark in marks_of(item)]
+        item.user_properties += [("server", kind) for kind in _servers_of(item)]
+
+
+def _servers_of(item: pytest.Item) -> Iterable[str]:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    yield from (str(parameters[name]) for name in _PARAMETERS if name in parameters)
+    yield from (
+        kind for name, kind in _FIXTURES.items() if name in getattr(item, "fixturenames", ())
+    )
+
+
+class _Results:
+    """Gathers the outcome of each fault on each server: the worst of its tests.
+
+    A control counts only when it fails: that it passes shows that a check works, not the product.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._outcomes: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        told: list[tuple[str, Any]] = report.user_properties
+        servers = {value for name, value in told if name == "server"} or {ANY_SERVER}
+        for number, control in (value for name, value in told if name == "fault"):
+            for server in servers:
+                if report.failed or not control:
+                    self._outcomes[server][number].add(report.outcome)
+
+    def pytest_sessionfinish(self) -> None:
+        table = {
+            server: {str(number): _worst(found) for number, found in sorted(faults.items())}
+            for server, faults in sorted(self._outcomes.items())
+        }
+        self._path.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _worst(outcomes: set[str]) -> str:
+    return next(outcome for outcome in ("failed", "passed", "skipped") if outcome in outcomes)
