@@ -1,16 +1,12 @@
-"""Books kept outside Redis: what was added, what ran and when, where everything is, what is wrong.
+"""The books judged: where everything is, and what is wrong. What is in them: tests/facts.py.
 
-A process writes its own file, one line per fact, each line in one write: whatever kills it, the
-facts before stay readable. Jobs are known by the number in their data, `{"n": 7}`, which the test
-chose; ids and entries come and go.
+Jobs are known by the number in their data, `{"n": 7}`, which the test chose; ids and entries come
+and go.
 """
 
-import os
-import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -18,52 +14,9 @@ import redis
 from chasqui._core.envelope import decode_delayed_member, decode_envelope
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.payload import decode
+from tests.facts import Fact, Ledger
 
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One line: what happened to which job, in whose hands, when (monotonic, of the machine)."""
-
-    kind: str
-    n: int
-    who: str
-    at_s: float
-
-
-class Ledger:
-    """The books of one test, in a folder: a file for each process that writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._fd = -1
-        self._pid = 0
-        self._facts: list[Fact] = []
-        self._read_bytes: dict[Path, int] = {}
-
-    def write(self, kind: str, n: int, who: str) -> None:
-        """Add a fact. A run is `start`, then `end` or `fail`; `dead` is the end of a consumer."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            path = self.folder / f"{self._pid}.ledger"
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(self._fd, f"{kind} {n} {who} {time.monotonic():.6f}\n".encode())
-
-    def read(self, kind: str | None = None) -> list[Fact]:
-        """The facts of all processes so far, in the order of time."""
-        for path in self.folder.glob("*.ledger"):
-            with open(path, "rb") as file:
-                file.seek(self._read_bytes.get(path, 0))
-                whole, _, _ = file.read().rpartition(b"\n")
-            if whole:
-                self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole) + 1
-                for line in whole.decode().split("\n"):
-                    what, n, who, at_s = line.split()
-                    self._facts.append(Fact(what, int(n), who, float(at_s)))
-        self._facts.sort(key=lambda fact: fact.at_s)
-        return [fact for fact in self._facts if kind in (None, fact.kind)]
-
-    def count(self, kind: str) -> int:
-        return len(self.read(kind))
+__all__ = ["Audit", "Census", "Fact", "Ledger", "audit", "number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +71,7 @@ class Audit:
     stuck: set[int]
     #: Ran in two handlers at the same time.
     overlapping: set[int]
-    #: Runs begun beyond the first, by job.
+    #: Runs begun beyond those that were planned, by job.
     extra: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -139,9 +92,11 @@ def audit(
     *,
     unknown: Iterable[int] = (),
     lease_ms: int | None = None,
+    runs_of: Callable[[int], int] = lambda n: 1,
 ) -> Audit:
     """Judge the books. `unknown` are jobs whose add may or may not have happened; `lease_ms` is
-    that of the workers that live, None if there are none."""
+    that of the workers that live, None if there are none; `runs_of` says how often a job runs if
+    nothing goes wrong."""
     sure = set(added)
     started = Counter(fact.n for fact in facts if fact.kind == "start")
     completed = {fact.n for fact in facts if fact.kind == "end"}
@@ -158,7 +113,7 @@ def audit(
             if lease_ms is not None and idle_ms > 3 * lease_ms
         },
         overlapping=_overlapping(facts),
-        extra=Counter({n: times - 1 for n, times in started.items() if times > 1}),
+        extra=Counter({n: more for n, times in started.items() if (more := times - runs_of(n)) > 0}),
     )
 
 
