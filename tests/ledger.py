@@ -113,7 +113,9 @@ def audit(
             if lease_ms is not None and idle_ms > 3 * lease_ms
         },
         overlapping=_overlapping(facts),
-        extra=Counter({n: more for n, times in started.items() if (more := times - runs_of(n)) > 0}),
+        extra=Counter(
+            {n: more for n, times in started.items() if (more := times - runs_of(n)) > 0}
+        ),
     )
 
 
