@@ -62,6 +62,7 @@ class Batch:
     kinds: list[int] | None = None  # DELAYED + UNIQUE + RELATIVE, per job
     dues: list[int] | None = None  # ms; since 1970, or from now if RELATIVE
     data: list[Any] | None = None  # what the payloads were made of: callers change their lists
+    trace: str = ""  # the context of all of them; needs `kinds` and `dues`
 
     def draw_delayed_ids(self, now_ms: int) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
@@ -255,7 +256,7 @@ class Numbering:
                 keys.delayed,
                 keys.flags(producer_id, number),
                 keys.wake,
-                *_job_keys(keys, kinds, part_ids),
+                *_job_keys(keys, kinds, part_ids, is_traced=bool(batch.trace)),
             ]
             arguments = [
                 ANSWER_TTL_S,
@@ -264,6 +265,7 @@ class Numbering:
                 options.unique_for_s or UNIQUE_FOR_S,
                 options.unique_for_s or 0,
                 "".join(map(str, kinds)),
+                batch.trace,
             ]
         try:
             buffer = self._buffers.pop()
@@ -294,12 +296,18 @@ class Numbering:
         return own
 
 
-def _job_keys(keys: Keys, kinds: list[int], ids: list[str | None]) -> Iterator[bytes]:
+def _job_keys(
+    keys: Keys, kinds: list[int], ids: list[str | None], *, is_traced: bool
+) -> Iterator[bytes]:
     """The keys of each job's own, in the order in which the script takes them."""
+    if is_traced:
+        yield keys.traces
     for kind, job_id in zip(kinds, ids, strict=True):
         if kind & DELAYED:
             assert job_id is not None
             yield keys.didx(job_id)
+            if is_traced:
+                yield keys.trace(job_id)
         if kind & UNIQUE:
             assert job_id is not None
             yield keys.unique(job_id)

@@ -21,6 +21,7 @@ from chasqui.keys import (
     REASON,
     SOURCE_ID,
     TRACEBACK,
+    TRACEPARENT,
     Keys,
 )
 from chasqui.payload import decode
@@ -221,7 +222,7 @@ def replay(
                 done += yield scripts.call(
                     scripts.REPLAY,
                     [keys.dlq, keys.stream, plans.numbering.answer_key()],
-                    [plans.maxlen, ANSWER_TTL_S, *_triples(part)],
+                    [plans.maxlen, ANSWER_TTL_S, *_words(part)],
                     Effect.IDEMPOTENT,
                 )
         if after is None:
@@ -257,11 +258,12 @@ def _parts(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield entries[start : start + CHUNK_JOBS]
 
 
-def _triples(entries: list[Entry]) -> Iterator[bytes | str]:
+def _words(entries: list[Entry]) -> Iterator[bytes | str]:
     for entry in entries:
         yield entry.id
         yield entry.with_attempt(0)
         yield entry.name
+        yield (entry.extra or {}).get(TRACEPARENT, b"")
 
 
 def _dead_job(entry: Entry) -> DeadJob:

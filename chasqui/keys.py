@@ -20,6 +20,9 @@ TRACEBACK: Final = b"traceback"
 ATTEMPTS: Final = b"attempts"
 FAILED_AT: Final = b"failed_at"
 CONSUMER: Final = b"consumer"
+# Ours, in the stream and in the dead-letter queue: where a traced job was added, and its last run.
+TRACEPARENT: Final = b"traceparent"
+RUN_BEFORE: Final = b"run_before"
 
 # Fields of events; `n` and `reason` as above
 EVENT: Final = b"e"
@@ -69,6 +72,8 @@ class Keys:
     paused: bytes = field(init=False, repr=False, compare=False)
     #: A list that the promoter sleeps on; an element means that there is a new earliest job.
     wake: bytes = field(init=False, repr=False, compare=False)
+    #: While this key exists, delayed jobs may have a trace.
+    traces: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +89,7 @@ class Keys:
             ("scheduler_lock", b"scheduler:lock"),
             ("paused", b"paused"),
             ("wake", b"wake"),
+            ("traces", b"trace"),
         ):
             object.__setattr__(self, name, prefix + suffix)
 
@@ -115,8 +121,8 @@ class Keys:
         return self._prefix + b"unique:" + job_id.encode()
 
     def trace(self, job_id: str) -> bytes:
-        """The key of the trace that a job belongs to."""
-        return self._prefix + b"trace:" + job_id.encode()
+        """The key of the trace that a delayed job belongs to."""
+        return self.traces + b":" + job_id.encode()
 
     def repeat_spec(self, spec_key: str) -> bytes:
         """The key of the hash that holds one repeat spec."""

@@ -161,13 +161,15 @@ class Plans:
 
     def _delayed_keys(self, job_ids: Sequence[str]) -> list[bytes]:
         keys = self.keys
-        return [key for one in job_ids for key in (keys.didx(one), keys.dlid(one))]
+        names = (keys.didx, keys.dlid, keys.trace)
+        return [name(one) for one in job_ids for name in names]
 
     def reschedule(self, job_id: str, due_ms: int, *, is_relative: bool) -> Plan[bool]:
         """Give a delayed job another due time; False if it is no longer delayed."""
         check_ids([job_id])
         keys = self.keys
         names = [keys.delayed, keys.didx(job_id), keys.dlid(job_id), keys.wake]
+        names += [keys.trace(job_id), keys.traces]
         arguments = [due_ms, int(is_relative)]
         reply = yield scripts.call(scripts.RESCHEDULE, names, arguments, Effect.IDEMPOTENT)
         return bool(reply)

@@ -137,7 +137,7 @@ class PromoterDuty(Duty):
         reply = await self.connection.submit(
             scripts.call(
                 scripts.PROMOTE,
-                [keys.delayed, keys.stream, keys.dlq],
+                [keys.delayed, keys.stream, keys.dlq, keys.traces],
                 [config.batch, "" if config.max_stream_len is None else config.max_stream_len],
                 # A repeat moves what is due then; nothing is moved twice.
                 Effect.IDEMPOTENT,

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeAlias
 from chasqui import payload
 from chasqui._core.entry import Entry
 from chasqui.config import CredentialProvider, Endpoint
-from chasqui.connection import Connection
 from chasqui.consumer import Engine, Health
 from chasqui.consumer.config import ConsumerConfig, make_config
 from chasqui.consumer.dispatcher import UnreadableError
@@ -104,10 +103,10 @@ class Worker:
             processes=processes,
             timeout_ms=timeout_ms,
         )
+        self._make_job: Callable[[Engine, Entry], Any] = _make_job
         if tracing is not None:
-            self._handlers = TracedHandlers(
-                self._handlers, tracing, self._keys, group, self._connection
-            )
+            traced = TracedHandlers(self._handlers, tracing, queue_name, group)
+            self._handlers, self._make_job = traced, traced.make_job(_make_job)
         self._credential_provider = credential_provider
         self._metrics = metrics
         self._engine: Engine | None = None
@@ -173,17 +172,13 @@ class Worker:
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
 
-    def _connection(self) -> Connection:
-        assert self._engine is not None
-        return self._engine.connection
-
     def _make_engine(self) -> Engine:
         return Engine(
             self._keys,
             self._endpoint,
             self._config,
             self._handlers,
-            make_job=_make_job,
+            make_job=self._make_job,
             encode_result=_encode_result if self._config.store_results else _no_result,
             credential_provider=self._credential_provider,
             metrics=self._metrics,

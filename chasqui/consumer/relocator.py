@@ -26,11 +26,14 @@ from chasqui.keys import (
     FAILED_AT,
     NAME,
     REASON,
+    RUN_BEFORE,
     SOURCE_ID,
     TRACEBACK,
+    TRACEPARENT,
     Keys,
 )
 from chasqui.request import Effect, Request
+from chasqui.tracing import carried_by
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +137,17 @@ class Relocator:
         keys = self._keys
         arguments: list[Any] = [self._group, self._consumer_id]
         if moves[0].delay_ms is not None:
+            traced = []
             for move in moves:
-                member = encode_delayed_member(move.entry.name, move.entry.with_attempt(move.runs))
-                arguments += (move.entry.id, move.delay_ms, member)
+                entry = move.entry
+                member = encode_delayed_member(entry.name, entry.with_attempt(move.runs))
+                trace = b" ".join(carried_by(entry))
+                if trace:
+                    traced.append(keys.trace(entry.job_id))
+                arguments += (entry.id, move.delay_ms, member, trace)
             names = [keys.stream, keys.delayed, keys.wake]
+            if traced:
+                names += (keys.traces, *traced)
             return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
         arguments.append(self._dlq_maxlen)
         for move in moves:
@@ -160,6 +170,8 @@ class Relocator:
             fields += (TRACEBACK, _utf8(move.traceback)[-TRACEBACK_BYTES:])
         fields += (ATTEMPTS, move.runs, FAILED_AT, time.time_ns() // 1_000_000)
         fields += (CONSUMER, self._consumer_id)
+        for field_name, context in zip((TRACEPARENT, RUN_BEFORE), carried_by(entry), strict=False):
+            fields += (field_name, context)
         return fields
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:

@@ -1,40 +1,38 @@
 """Runs with spans around them, in the traces that their jobs were added in."""
 
-import asyncio
-import contextlib
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from chasqui.connection import Connection
+from chasqui._core.entry import Entry
 from chasqui.consumer.handlers import Handlers, Runner
-from chasqui.errors import ChasquiError
-from chasqui.keys import Keys
-from chasqui.request import Effect, commands
-from chasqui.tracing import TRACE_TTL_S, Tracing
+from chasqui.keys import RUN_BEFORE
+from chasqui.tracing import Tracing, carried_by
 
-logger = logging.getLogger(__name__)
-
-#: A run does not wait longer for its context.
-LOOK_S: Final = 1.0
+MakeJob: TypeAlias = Callable[[Any, Entry], Any]
 
 
 class TracedHandlers(Handlers):
     """Other handlers, with a span around each run."""
 
-    def __init__(
-        self,
-        handlers: Handlers,
-        tracing: Tracing,
-        keys: Keys,
-        group: str,
-        connection: Callable[[], Connection],
-    ) -> None:
+    def __init__(self, handlers: Handlers, tracing: Tracing, queue: str, group: str) -> None:
         self._inner = handlers
         self._tracing = tracing
-        self._keys = keys
+        self._queue = queue
         self._group = group
-        self._connection = connection
+        # By the identity of the jobs that are about to run: what a job is to run with is no
+        # business of those who run it.
+        self._entries: dict[int, Entry] = {}
+
+    def make_job(self, make_job: MakeJob) -> MakeJob:
+        """The same, for jobs that are found again by what their entries carry."""
+
+        def make(engine: Any, entry: Entry) -> Any:
+            job = make_job(engine, entry)
+            if entry.extra is not None:
+                self._entries[id(job)] = entry
+            return job
+
+        return make
 
     def find(self, name: str) -> tuple[Runner | None, float | None]:
         run, limit_s = self._inner.find(name)
@@ -52,45 +50,17 @@ class TracedHandlers(Handlers):
     async def _run(self, run: Runner, job: Any) -> Any:
         """One run, of a job or of a batch of them."""
         jobs: Sequence[Any] = job if isinstance(job, list) else [job]
-        carried = await self._look(jobs)
+        entries = [self._entries.pop(id(one), None) for one in jobs]
+        carried = [
+            [] if one is None else [text.decode() for text in carried_by(one)] for one in entries
+        ]
         context: str | None = None
         try:
-            with self._tracing.processing(self._keys.queue, self._group, jobs, carried) as context:
-                result = await run(job)
+            with self._tracing.processing(self._queue, self._group, jobs, carried) as context:
+                return await run(job)
         except BaseException:
-            self._note(
-                ("SET", self._keys.trace(one.id), f"{origin[0]} {context}", "EX", TRACE_TTL_S)
-                for one, origin in zip(jobs, carried, strict=True)
-                if origin and context is not None
-            )
+            if context is not None:
+                for entry in entries:
+                    if entry is not None and entry.extra is not None:
+                        entry.extra[RUN_BEFORE] = context.encode()  # goes along with a retry
             raise
-        self._note(
-            ("DEL", self._keys.trace(one.id))
-            for one, origin in zip(jobs, carried, strict=True)
-            if origin
-        )
-        return result
-
-    async def _look(self, jobs: Sequence[Any]) -> list[list[str]]:
-        """What is kept for each job: where it was added, and its last run."""
-        words = ("MGET", *(self._keys.trace(one.id) for one in jobs))
-        try:
-            async with asyncio.timeout(LOOK_S):
-                found = await self._connection().execute(*words, effect=Effect.READ)
-        except (ChasquiError, TimeoutError) as error:
-            logger.debug("traces of queue %s cannot be read: %s", self._keys.queue, error)
-            return [[] for _ in jobs]
-        return [[] if one is None else one.decode(errors="replace").split() for one in found]
-
-    def _note(self, calls: Iterable[tuple[Any, ...]]) -> None:
-        """Send without waiting: it is of no consequence for the job."""
-        listed = list(calls)
-        if listed:
-            request = commands(*listed, effect=Effect.IDEMPOTENT, raises=False)
-            with contextlib.suppress(ChasquiError):
-                self._connection().submit(request).add_done_callback(_forget)
-
-
-def _forget(future: "asyncio.Future[Any]") -> None:
-    if not future.cancelled():
-        future.exception()

@@ -1,19 +1,21 @@
 -- add_mixed: put a chunk of jobs with options where each belongs, once however often it is sent.
 -- KEYS  1 stream   2 delayed set   3 flags (what the chunk's first arrival answered)   4 wake list
---       then per delayed job: didx; per unique job: unique, dlid
+--       if the jobs are traced: traces   then per delayed job: didx, and its trace if they are traced;
+--       per unique job: unique, dlid
 -- ARGV  1 seconds to remember the flags   2 most entries to keep in the stream, or ''
 --       3 most jobs that may wait, or ''   4 seconds that the id of an immediate job stays unique
 --       5 the same for a delayed job, if that is more than an hour past its due time
 --       6 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
---       then per job: envelope, name, due (ms; 0 if not delayed)
+--       7 traceparent of all jobs, or ''   then per job: envelope, name, due (ms; 0 if not delayed)
 -- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
--- A new earliest job rings the wake list, which the promoter sleeps on.
+-- A new earliest job rings the wake list, which the promoter sleeps on. The delayed set has no room
+-- for a trace: there it lies under a key beside the job, and `traces` says that there are such keys.
 local flags = redis.call('GET', KEYS[3])
 if flags then
   redis.call('EXPIRE', KEYS[3], ARGV[1]) -- a write, so that a WAITAOF behind it waits for the add
   return flags
 end
-local stream, delayed, keep, kinds = KEYS[1], KEYS[2], ARGV[2], ARGV[6]
+local stream, delayed, keep, kinds, trace = KEYS[1], KEYS[2], ARGV[2], ARGV[6], ARGV[7]
 local jobs = #kinds
 -- Asked before anything is written, as is the delayed set: a key of another type must fail here.
 local depth = redis.call('XLEN', stream)
@@ -29,19 +31,24 @@ local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 local earliest = tonumber(first[2])
 local rings = false
 local added = {}
-local key = 5
+local traced_s = 0
+local key = trace == '' and 5 or 6
 for i = 1, jobs do
   local kind = string.byte(kinds, i) - 48
-  local at = 3 * i + 4
+  local at = 3 * i + 5
   local envelope, name, due = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local is_delayed, is_unique = kind % 2 == 1, math.floor(kind / 2) % 2 == 1
   if kind >= 4 then
     due = now + due
   end
-  local didx, unique, dlid
+  local didx, kept_trace, unique, dlid
   if is_delayed then
     didx = KEYS[key]
     key = key + 1
+    if trace ~= '' then
+      kept_trace = KEYS[key]
+      key = key + 1
+    end
   end
   if is_unique then
     unique, dlid = KEYS[key], KEYS[key + 1]
@@ -56,6 +63,10 @@ for i = 1, jobs do
       local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600
       redis.call('ZADD', delayed, string.format('%.0f', due), member)
       redis.call('SET', didx, member, 'EX', ttl)
+      if kept_trace then
+        redis.call('SET', kept_trace, trace, 'EX', ttl)
+        traced_s = math.max(traced_s, ttl)
+      end
       if is_unique then
         redis.call('SET', dlid, '1', 'EX', math.max(ttl, tonumber(ARGV[5])))
       end
@@ -71,12 +82,19 @@ for i = 1, jobs do
         fields[#fields + 1] = 'n'
         fields[#fields + 1] = name
       end
+      if trace ~= '' then
+        fields[#fields + 1] = 'traceparent'
+        fields[#fields + 1] = trace
+      end
       redis.call('XADD', unpack(fields))
       if is_unique then
         redis.call('SET', unique, '1', 'EX', ARGV[4])
       end
     end
   end
+end
+if traced_s > 0 and redis.call('TTL', KEYS[5]) < traced_s then
+  redis.call('SET', KEYS[5], '1', 'EX', traced_s)
 end
 if rings and redis.call('EXISTS', KEYS[4]) == 0 then
   redis.call('LPUSH', KEYS[4], '1')

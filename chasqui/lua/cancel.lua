@@ -1,6 +1,6 @@
 -- cancel: take delayed jobs back before they are due.
 -- KEYS  1 delayed set   2 answer (what the first arrival of this call answered)
---       then per job: didx, dlid
+--       then per job: didx, dlid, trace
 -- ARGV  1 seconds to remember the answer
 -- Returns per job '1' cancelled, '0' there was nothing to cancel. Where the member is gone already
 -- (promoted), the marker stays: the job runs, and its id is taken.
@@ -9,10 +9,10 @@ if known then
   return known
 end
 local answers, some = {}, false
-for i = 3, #KEYS, 2 do
+for i = 3, #KEYS, 3 do
   local member = redis.call('GET', KEYS[i])
   if member and redis.call('ZREM', KEYS[1], member) == 1 then
-    redis.call('DEL', KEYS[i], KEYS[i + 1])
+    redis.call('DEL', KEYS[i], KEYS[i + 1], KEYS[i + 2])
     answers[#answers + 1] = '1'
     some = true
   else

@@ -1,11 +1,13 @@
 -- promote: move due jobs from the delayed set to the stream, oldest first.
--- KEYS  1 delayed set (score: due, ms)   2 stream   3 dead-letter stream
+-- KEYS  1 delayed set (score: due, ms)   2 stream   3 dead-letter stream   4 traces (exists while
+--       delayed jobs may have a trace, each under this key, a colon and the job's id)
 -- ARGV  1 most jobs to move   2 most entries to keep in the stream, or ''
 -- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
 -- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
 -- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
 -- Each copy is made before its original goes, so nothing is lost where a copy cannot be made.
-local delayed, stream, dead, keep = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
+local delayed, stream, dead, traces, keep = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
+local are_traced = redis.call('EXISTS', traces) == 1
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
@@ -25,6 +27,33 @@ local function id_of(envelope)
   return ''
 end
 
+-- Takes the trace of a job back into its entry; false if it has none.
+local function add_traced(id, envelope, name)
+  local key = traces .. ':' .. id
+  local trace = redis.pcall('GET', key)
+  local parent, run_before = string.match(type(trace) == 'string' and trace or '', '^(%S+) ?(%S*)$')
+  if not parent then
+    return false
+  end
+  local fields = {stream, '*', 'd', envelope}
+  if keep ~= '' then
+    fields = {stream, 'MAXLEN', '~', keep, '*', 'd', envelope}
+  end
+  if name ~= '' then
+    fields[#fields + 1] = 'n'
+    fields[#fields + 1] = name
+  end
+  fields[#fields + 1] = 'traceparent'
+  fields[#fields + 1] = parent
+  if run_before ~= '' then
+    fields[#fields + 1] = 'run_before'
+    fields[#fields + 1] = run_before
+  end
+  redis.call('XADD', unpack(fields))
+  redis.call('DEL', key)
+  return true
+end
+
 local answer = {now, 0, 0, -1, '', 0}
 local left, bytes = tonumber(ARGV[1]), 0
 repeat
@@ -40,7 +69,10 @@ repeat
       answer[6] = answer[6] + 1
     else
       local name, envelope = string.sub(member, 5, start - 1), string.sub(member, start)
-      if keep == '' then
+      local id = id_of(envelope)
+      if are_traced and add_traced(id, envelope, name) then
+        -- It is in.
+      elseif keep == '' then
         if name == '' then
           redis.call('XADD', stream, '*', 'd', envelope)
         else
@@ -51,7 +83,7 @@ repeat
       else
         redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope, 'n', name)
       end
-      answer[#answer + 1] = id_of(envelope)
+      answer[#answer + 1] = id
       answer[#answer + 1] = name
     end
     redis.call('ZREM', delayed, member)

@@ -1,7 +1,8 @@
 -- replay: move dead-lettered jobs back into the stream.
 -- KEYS  1 dead-letter stream   2 stream   3 answer (what the first arrival of this call answered)
 -- ARGV  1 most entries to keep in the stream, or ''   2 seconds to remember the answer
---       then per job: id in the dead-letter stream, envelope with attempt 0, name
+--       then per job: id in the dead-letter stream, envelope with attempt 0, name,
+--       traceparent, or ''
 -- Returns how many were moved. The copy is made first; only who then removes the original keeps it,
 -- so two replays at once never double a job and none is lost between two keys.
 local known = redis.call('GET', KEYS[3])
@@ -9,7 +10,7 @@ if known then
   return tonumber(known)
 end
 local moved = 0
-for i = 3, #ARGV, 3 do
+for i = 3, #ARGV, 4 do
   if #redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i]) == 1 then
     local fields = {KEYS[2], '*', 'd', ARGV[i + 1]}
     if ARGV[1] ~= '' then
@@ -18,6 +19,10 @@ for i = 3, #ARGV, 3 do
     if ARGV[i + 2] ~= '' then
       fields[#fields + 1] = 'n'
       fields[#fields + 1] = ARGV[i + 2]
+    end
+    if ARGV[i + 3] ~= '' then
+      fields[#fields + 1] = 'traceparent'
+      fields[#fields + 1] = ARGV[i + 3]
     end
     redis.call('XADD', unpack(fields))
     redis.call('XDEL', KEYS[1], ARGV[i])

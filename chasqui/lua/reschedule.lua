@@ -1,5 +1,5 @@
 -- reschedule: give a delayed job another due time.
--- KEYS  1 delayed set   2 didx   3 dlid   4 wake list
+-- KEYS  1 delayed set   2 didx   3 dlid   4 wake list   5 trace   6 traces
 -- ARGV  1 due (ms)   2 '1' if due counts from now
 -- Returns 1 moved, 0 the job is no longer delayed. Markers live an hour longer than the new due time.
 local member = redis.call('GET', KEYS[2])
@@ -17,6 +17,9 @@ local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600
 redis.call('EXPIRE', KEYS[2], ttl)
 if redis.call('TTL', KEYS[3]) < ttl then -- its id may have been asked to stay unique for longer
   redis.call('EXPIRE', KEYS[3], ttl)
+end
+if redis.call('EXPIRE', KEYS[5], ttl) == 1 and redis.call('TTL', KEYS[6]) < ttl then
+  redis.call('SET', KEYS[6], '1', 'EX', ttl)
 end
 if redis.call('ZRANGE', KEYS[1], 0, 0)[1] == member and redis.call('EXISTS', KEYS[4]) == 0 then
   redis.call('LPUSH', KEYS[4], '1')

@@ -1,6 +1,8 @@
 -- retry: runs failed and are to be repeated: entries leave the stream for the delayed set.
--- KEYS  1 stream   2 delayed set   3 wake list
--- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member
+-- KEYS  1 stream   2 delayed set   3 wake list   if any job is traced: 4 traces, then per traced job
+--       the key of its trace
+-- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member,
+--       its trace, or ''
 -- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
 -- cannot be made, the script ends there and the entry stays pending.
 -- A new earliest job rings the wake list, which the promoter sleeps on.
@@ -10,10 +12,17 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local earliest = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
 local rings = false
 local answers = {}
-for i = 3, #ARGV, 3 do
+local trace_key, traced_s = 5, 0
+for i = 3, #ARGV, 4 do
+  local trace = ARGV[i + 3]
   local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
   if held and held[2] == owner then
     local due = now + tonumber(ARGV[i + 1])
+    if trace ~= '' then
+      local ttl = math.ceil(tonumber(ARGV[i + 1]) / 1000) + 3600
+      redis.pcall('SET', KEYS[trace_key], trace, 'EX', ttl)
+      traced_s = math.max(traced_s, ttl)
+    end
     redis.call('ZADD', delayed, string.format('%.0f', due), ARGV[i + 2])
     redis.call('XACK', key, group, ARGV[i])
     redis.call('XDEL', key, ARGV[i])
@@ -24,8 +33,17 @@ for i = 3, #ARGV, 3 do
   else
     answers[#answers + 1] = '0'
   end
+  if trace ~= '' then
+    trace_key = trace_key + 1
+  end
 end
 -- The jobs have moved by now: a bell that cannot be rung must not make that look undone.
+if traced_s > 0 then
+  local left_s = redis.pcall('TTL', KEYS[4])
+  if type(left_s) == 'number' and left_s < traced_s then
+    redis.pcall('SET', KEYS[4], '1', 'EX', traced_s)
+  end
+end
 if rings and redis.pcall('EXISTS', KEYS[3]) == 0 then
   redis.pcall('LPUSH', KEYS[3], '1')
   redis.pcall('EXPIRE', KEYS[3], 60)

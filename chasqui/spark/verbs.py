@@ -170,7 +170,7 @@ class _Mover:
                 if isinstance(verdict, RunAgain):
                     envelope = entry.with_attempt(verdict.attempt)
                     member = encode_delayed_member(entry.name, envelope)
-                    retries += (entry.id, verdict.delay_ms, member)
+                    retries += (entry.id, verdict.delay_ms, member, "")
                 elif isinstance(verdict, Bury):
                     burials += self._burial(entry, verdict.reason)
             keys = self._keys

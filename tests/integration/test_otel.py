@@ -1,7 +1,7 @@
 """OpenTelemetry: one trace from the add through all runs, and metrics that agree with them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from chasqui import Queue, UnrecoverableError, Worker, sync
 from chasqui.keys import Keys
 from chasqui.metrics.otel import OtelSink, OtelTracing
-from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
 
@@ -182,27 +181,83 @@ async def test_a_trace_that_is_not_recorded_leaves_nothing(
     assert kept(redis_86, queue_name) == []
 
 
-async def test_jobs_run_although_their_traces_cannot_be_kept_or_read(
-    redis_86: Server,
-    queue_name: str,
-    tracing: OtelTracing,
-    exporter: InMemorySpanExporter,
-    make_proxy: Callable[[str], Proxy],
+async def test_jobs_that_nobody_traced_run_in_traces_of_their_own(
+    redis_86: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
 ) -> None:
     async def handler(job: Any) -> None:
-        if job.data == 2:
-            raise UnrecoverableError("no")
+        if job.data > 1 and job.attempt == 0:
+            raise ValueError("no")
 
-    proxy = make_proxy(redis_86.url)
-    async with Queue(queue_name, redis_url=redis_86.url) as queue:  # keeps none
-        jobs = [await queue.add("mail", 1), await queue.add("mail", 2)]
-        proxy.fail(Fault.CUT_AFTER, "MGET")
-        async with working(queue_name, handler, proxy.url, tracing=tracing):
-            assert await jobs[0].result() is None
-            with pytest.raises(RuntimeError):
-                await jobs[1].result()
+    keys = Keys(queue_name)
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        jobs = [await queue.add("mail", i, backoff=1) for i in range(3)]
+        with redis_py.Redis.from_url(redis_86.url) as redis:
+            (last, fields) = redis.xrevrange(keys.stream, count=1)[0]
+            redis.xadd(keys.stream, {**fields, b"traceparent": b"no such thing " * 99})
+            redis.xdel(keys.stream, last)
+        async with working(queue_name, handler, redis_86.url, tracing=tracing):
+            await asyncio.gather(*(job.result() for job in jobs))
     assert {span.parent for span in exporter.get_finished_spans()} == {None}
+    assert len(exporter.get_finished_spans()) == 4
     assert kept(redis_86, queue_name) == []
+
+
+async def test_the_context_is_a_field_of_the_entry(
+    server: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
+) -> None:
+    keys = Keys(queue_name)
+    async with Queue(queue_name, redis_url=server.url) as plain:
+        await plain.add("mail", 0)
+        await plain.add("mail", 0, job_id="plain")
+    async with Queue(queue_name, redis_url=server.url, tracing=tracing) as queue:
+        await queue.add("mail", 1)
+        await queue.add("", 2)
+        await queue.add_unique("mail", 3, job_id="once")
+        await queue.add("late", 4, delay_ms=60_000, job_id="late")
+        assert await queue.reschedule("late", delay_ms=7_200_000)
+        await queue.add("late", 5, delay_ms=60_000, job_id="never")
+        assert set(kept(server, queue_name)) == {keys.trace("late"), keys.trace("never")}
+        assert await queue.cancel_delayed("never")
+    contexts = [
+        f"00-{one.trace_id:032x}-{one.span_id:016x}-{one.trace_flags:02x}".encode()
+        for one in (span.context for span in by_start(exporter))
+    ]
+    with redis_py.Redis.from_url(server.url) as redis:
+        entries = [list(fields.items())[1:] for _, fields in redis.xrange(keys.stream)]
+        assert entries == [
+            [(b"n", b"mail")],
+            [(b"n", b"mail")],
+            [(b"n", b"mail"), (b"traceparent", contexts[0])],
+            [(b"traceparent", contexts[1])],
+            [(b"n", b"mail"), (b"traceparent", contexts[2])],
+        ]
+        # The delayed set has no room for it.
+        assert kept(server, queue_name) == [keys.trace("late")]
+        assert redis.get(keys.trace("late")) == contexts[3]
+        assert 7200 < redis.ttl(keys.trace("late")) <= redis.ttl(keys.traces) <= 7200 + 3600
+
+
+async def test_a_replayed_job_goes_on_in_its_trace(
+    server: Server, queue_name: str, tracing: OtelTracing, exporter: InMemorySpanExporter
+) -> None:
+    is_mended = asyncio.Event()
+    done = asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        if not is_mended.is_set():
+            raise UnrecoverableError("no")
+        done.set()
+
+    async with Queue(queue_name, redis_url=server.url, tracing=tracing) as queue:
+        job = await queue.add("mail", 1)
+        async with working(queue_name, handler, server.url, tracing=tracing):
+            with pytest.raises(RuntimeError):
+                await job.result()
+            is_mended.set()
+            await queue.replay_dlq()
+            await done.wait()
+    send, *runs = by_start(exporter)
+    assert [run.parent.span_id for run in runs] == [send.context.span_id] * 2
 
 
 async def test_metrics_agree_with_what_happened(redis_86: Server, queue_name: str) -> None:
