@@ -81,6 +81,7 @@ def test_doctor_is_content_with_a_safe_server(private_server: Callable[..., Serv
     assert all(row[0] == "ok" for row in ran.rows)
 
 
+@pytest.mark.fault(22)
 def test_doctor_sees_eviction(private_server: Callable[..., Server]) -> None:
     risky = private_server("valkey-9", appendonly="yes", maxmemory_policy="allkeys-lru")
     ran = call("doctor", "--json", url=risky.url)

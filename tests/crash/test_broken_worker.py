@@ -72,6 +72,8 @@ def test_a_sound_one_passes(broken: BrokenWorker, url: str) -> None:
     assert faults(broken, url) == {}
 
 
+@pytest.mark.fault(1, control=True)
+@pytest.mark.fault(4, control=True)
 def test_it_acknowledges_before_the_run_and_dies(broken: BrokenWorker, url: str) -> None:
     entries = broken.take()
     broken.ack(*(entry_id for entry_id, _ in entries))
@@ -86,6 +88,7 @@ def test_it_adds_the_retry_and_dies_before_the_ack(broken: BrokenWorker, url: st
     assert faults(broken, url) == {"doubled": {0}}
 
 
+@pytest.mark.fault(5, control=True)
 def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_path: Path) -> None:
     """The same steps through the fenced script are refused: that is what the fence is for."""
     entries = broken.take()
@@ -110,6 +113,7 @@ def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_pat
     assert faults(broken, url) == {"contradictory": {0}}
 
 
+@pytest.mark.fault(1, control=True)
 def test_it_never_comes_back_for_what_it_took(broken: BrokenWorker, url: str) -> None:
     broken.take()
     assert faults(broken, url, lease_ms=-1) == {"stuck": {0, 1, 2, 3, 4}}

@@ -8,6 +8,7 @@ from tests.crash.conftest import Fleet, eventually
 from tests.crash.load import Load, Seed
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize(
     "restarts", [4, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(120)])]
 )
@@ -33,6 +34,7 @@ def test_rolling_restarts_repeat_and_lose_nothing(fleet: Fleet, restarts: int) -
     assert load.unknown == []
 
 
+@pytest.mark.fault(3)
 def test_the_drain_hands_back_what_has_not_begun(fleet: Fleet) -> None:
     fleet.add("hold", 50)
     old = fleet.start("old", concurrency=5, read_count=50, claim_min_idle_ms=60_000)
@@ -50,6 +52,7 @@ def test_the_drain_hands_back_what_has_not_begun(fleet: Fleet) -> None:
     assert audit.extra_runs == 0
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_stops_at_once(fleet: Fleet, number: signal.Signals) -> None:
     fleet.add("hold", 5)
@@ -68,6 +71,7 @@ def test_the_second_signal_stops_at_once(fleet: Fleet, number: signal.Signals) -
     assert audit.extra_runs == 5
 
 
+@pytest.mark.fault(4)
 def test_a_blocked_loop_does_not_outlive_the_second_signal(fleet: Fleet) -> None:
     fleet.add("block", 1, s=600)
     worker = fleet.start("blocked")
@@ -79,6 +83,7 @@ def test_a_blocked_loop_does_not_outlive_the_second_signal(fleet: Fleet) -> None
     assert fleet.census().stream == [0]
 
 
+@pytest.mark.fault(3)
 def test_handlers_that_outlast_the_drain_are_told_apart(fleet: Fleet) -> None:
     """Also one in a thread, which nothing can end but the end of the process."""
     fleet.add("hold", 2)

@@ -23,6 +23,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("fault", [Fault.CUT_AFTER, Fault.CUT_BEFORE], ids=["after", "before"])
 @pytest.mark.parametrize("what", ["ack", "complete", "retry", "bury"])
 async def test_what_the_server_did_is_not_done_twice(

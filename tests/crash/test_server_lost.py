@@ -17,6 +17,7 @@ LONG_LEASE_MS = 20_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
+@pytest.mark.fault(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("crashes", [4, pytest.param(20, marks=SLOW)])
 def test_a_server_that_crashes_and_comes_back(
@@ -50,6 +51,7 @@ def test_a_server_that_crashes_and_comes_back(
     assert max(gaps_s) < BACK_S
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("cuts", [15, pytest.param(50, marks=SLOW)])
 def test_links_that_the_server_cuts(fleet: Fleet, cuts: int) -> None:
     """Only ours: the run's server has other clients."""

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.crash.conftest import LEASE_MS, Fleet, eventually
 
 LEASE_S = LEASE_MS / 1000
@@ -9,6 +11,7 @@ LEASE_S = LEASE_MS / 1000
 TAKE_OVER_S = 2.0
 
 
+@pytest.mark.fault(1)
 def test_jobs_of_a_killed_worker_run_elsewhere(fleet: Fleet) -> None:
     fleet.add("hold", 300)
     doomed = fleet.start("doomed", concurrency=100, read_count=200)
@@ -33,6 +36,7 @@ def test_jobs_of_a_killed_worker_run_elsewhere(fleet: Fleet) -> None:
     assert late_s <= TAKE_OVER_S
 
 
+@pytest.mark.fault(2)
 def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
     fleet.add("quick", 200)
     doomed = fleet.start("doomed", dies_before_flush=2)
@@ -47,6 +51,7 @@ def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
     assert audit.extra_runs == unflushed.n > 0
 
 
+@pytest.mark.fault(5)
 def test_a_zombie_is_refused_and_reported(fleet: Fleet) -> None:
     jobs = [*fleet.add("hold", 10), *fleet.add("hold, retry", 10), *fleet.add("hold, bury", 10)]
     zombie = fleet.start("zombie", fails=True, concurrency=30)
@@ -71,6 +76,7 @@ def test_a_zombie_is_refused_and_reported(fleet: Fleet) -> None:
     assert audit.extra_runs == 30
 
 
+@pytest.mark.fault(5)
 def test_a_zombie_takes_nothing_from_an_owner_that_still_runs_it(fleet: Fleet) -> None:
     """The acks and moves come back to life while the entries are pending elsewhere."""
     for name in ("hold", "hold, retry", "hold, bury"):

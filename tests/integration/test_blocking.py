@@ -116,6 +116,8 @@ def test_no_thread_and_no_event_loop_is_left(redis_86: Server, connect_blocking:
 # ── Lost links ──────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(14)
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 @pytest.mark.parametrize("effect", list(Effect))
 def test_a_cut_link_is_judged_by_the_request_s_effect(
@@ -155,6 +157,7 @@ def test_a_stream_survives_a_fault_in_its_middle(
     assert proxy.accepted == 2
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("effect", list(Effect))
 def test_a_swallowed_reply_ends_at_the_deadline(
     server: Server,
@@ -194,6 +197,7 @@ def test_garbage_drops_the_link_and_the_next_one_works(
     assert proxy.accepted == 2
 
 
+@pytest.mark.fault(6)
 def test_a_restart_under_load_is_survived(
     private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
@@ -287,6 +291,7 @@ def test_credentials_come_from_a_function_of_either_kind(
 # ── The server's own answers ────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(23)
 def test_a_flushed_script_is_sent_again(
     server: Server, connect_blocking: Connect, queue_name: str
 ) -> None:
@@ -300,6 +305,7 @@ def test_a_flushed_script_is_sent_again(
         assert isinstance(replies[0], list)
 
 
+@pytest.mark.fault(20)
 def test_a_busy_server_is_waited_for(
     private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -322,6 +328,7 @@ def test_a_busy_server_is_waited_for(
         assert waiting.result() == 1
 
 
+@pytest.mark.fault(11)
 def test_a_demoted_server_is_left_and_tried_again(
     private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:

@@ -144,6 +144,8 @@ async def test_cancelled_calls_never_mix_up_replies(
 # ── Lost links ──────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(14)
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 @pytest.mark.parametrize("effect", list(Effect))
 async def test_a_cut_link_is_judged_by_the_request_s_effect(
@@ -171,6 +173,7 @@ async def test_a_cut_link_is_judged_by_the_request_s_effect(
     assert await connection.submit(echo("again")) == b"again"
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("effect", [Effect.ONCE, Effect.IDEMPOTENT, Effect.READ])
 async def test_a_swallowed_reply_ends_at_the_deadline(
     server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str, effect: Effect
@@ -185,6 +188,7 @@ async def test_a_swallowed_reply_ends_at_the_deadline(
             await connection.submit(incr(queue_name, effect))
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("to_server", [True, False])
 async def test_a_link_cut_at_any_byte_recovers(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy, to_server: bool
@@ -213,6 +217,7 @@ async def test_garbage_drops_the_link_and_the_next_one_works(
     assert "Protocol error" in caplog.text
 
 
+@pytest.mark.fault(14)
 async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -224,6 +229,7 @@ async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     assert 2 <= proxy.accepted <= 8
 
 
+@pytest.mark.fault(6)
 async def test_a_restart_under_load_is_survived(
     private_server: Callable[..., Server], connect: Connect
 ) -> None:
@@ -417,6 +423,7 @@ async def test_an_idle_connection_sends_nothing(
 # ── The server's own answers ────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(23)
 async def test_a_flushed_script_is_sent_again(
     server: Server, connect: Connect, queue_name: str
 ) -> None:
@@ -444,6 +451,7 @@ async def test_an_error_of_the_server_is_raised_with_its_code(
     assert caught.value.code == "WRONGTYPE"
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_busy_server_is_waited_for(
     private_server: Callable[..., Server], connect: Connect, kind: str
@@ -484,6 +492,7 @@ async def test_busy_until_the_deadline_is_told_as_busy(
         await script
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_demoted_server_is_left_and_tried_again(
     private_server: Callable[..., Server], connect: Connect, make_proxy: MakeProxy, kind: str
@@ -523,6 +532,7 @@ async def test_a_loading_server_is_waited_for(
 # ── Flow control ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(18)
 async def test_a_stalled_server_bounds_memory(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -551,6 +561,7 @@ async def test_a_stalled_server_bounds_memory(
     assert done == len(calls)
 
 
+@pytest.mark.fault(18)
 async def test_no_room_until_the_deadline_is_told(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:

@@ -75,6 +75,7 @@ async def test_a_plain_url_of_the_wrong_node_is_led_to_the_right_one(
     assert sorted(await asyncio.gather(*calls)) == list(range(1, 51))
 
 
+@pytest.mark.fault(12)
 async def test_a_moved_slot_is_followed_under_load(
     cluster: Cluster, connect: Connect, queue_name: str
 ) -> None:
@@ -101,6 +102,7 @@ async def test_a_moved_slot_is_followed_under_load(
     assert int(await connection.execute("GET", name, effect=Effect.READ)) == total
 
 
+@pytest.mark.fault(12)
 async def test_a_slot_in_the_middle_of_its_move_is_asked_for(
     cluster: Cluster, connect: Connect, queue_name: str
 ) -> None:
@@ -124,6 +126,7 @@ async def test_a_slot_in_the_middle_of_its_move_is_asked_for(
     assert len(connection._links) == 1
 
 
+@pytest.mark.fault(13)
 async def test_a_slot_without_a_node_is_waited_for(
     cluster: Cluster, connect: Connect, queue_name: str
 ) -> None:
@@ -140,6 +143,7 @@ async def test_a_slot_without_a_node_is_waited_for(
     await asyncio.to_thread(cluster.wait_until_whole)
 
 
+@pytest.mark.fault(12)
 def test_the_blocking_connection_follows_a_slot(
     cluster: Cluster, connect_blocking: ConnectBlocking, queue_name: str
 ) -> None:
@@ -162,6 +166,7 @@ def test_the_blocking_connection_follows_a_slot(
 # ── Sentinel ────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=1, sentinels=1) as group:
@@ -180,6 +185,7 @@ async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
         assert await connection.execute("SISMEMBER", "all", member, effect=Effect.READ) == 1
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=2, sentinels=3) as group:
@@ -194,6 +200,7 @@ async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None
         assert connection._link.endpoint.hosts[0][1] != old.port
 
 
+@pytest.mark.fault(10)
 def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlocking) -> None:
     with Watched("redis-8.6", replicas=1, sentinels=1) as group, ThreadPoolExecutor(1) as pool:
         connection = connect_blocking(group.url, request_timeout_s=ELECTION_S)

@@ -159,6 +159,7 @@ def test_without_minding_its_hands_it_does_not_hold(monkeypatch: pytest.MonkeyPa
         run_state_machine_as_test(Faults, settings=control())
 
 
+@pytest.mark.fault(5)
 def test_a_zombie_is_refused() -> None:
     """One order of faults, step by step."""
     sim = zombie(has_fence=True)
@@ -167,6 +168,7 @@ def test_a_zombie_is_refused() -> None:
     assert sim.server.places(0) == ["done"]
 
 
+@pytest.mark.fault(5, control=True)
 def test_without_the_fence_a_zombie_is_caught() -> None:
     sim = zombie(has_fence=False)
     with pytest.raises(AssertionError, match=r"job 0 is in \['dlq', 'done'\]"):

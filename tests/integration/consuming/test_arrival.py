@@ -165,6 +165,7 @@ async def test_a_job_with_an_odd_name_can_be_retried_and_buried(
     assert {one[b"reason"] for one in await dead()} == {b"retries_exhausted"}
 
 
+@pytest.mark.fault(27)
 async def test_trimmed_while_pending_is_reported_and_swept_out(
     queue: Queue,
     start: Start,
@@ -187,6 +188,7 @@ async def test_trimmed_while_pending_is_reported_and_swept_out(
     assert "19 entries were deleted from the stream while they were pending" in text
 
 
+@pytest.mark.fault(27)
 async def test_trimmed_while_it_runs(
     queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     assert await redis("ZCARD", keys.delayed) == 0
 
 
+@pytest.mark.fault(15)
 async def test_nothing_starts_while_leases_may_have_lapsed(
     server: Server,
     queue: Queue,

@@ -12,7 +12,7 @@ from chasqui.keys import Keys
 from chasqui.metrics import ReaderBatch
 from chasqui.queue import Queue
 from tests.integration.consuming.conftest import Redis, Running, at_rest, until
-from tests.servers import Server
+from tests.servers import KINDS, Server
 
 Start = Callable[..., Running]
 
@@ -27,7 +27,13 @@ async def test_the_group_begins_at_the_first_job(queue: Queue, start: Start) -> 
     await running.completed(10)
 
 
-@pytest.mark.parametrize("harm", ["XGROUP DESTROY", "DEL"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param("XGROUP DESTROY", marks=pytest.mark.fault(25)),
+        pytest.param("DEL", marks=pytest.mark.fault(24)),
+    ],
+)
 @pytest.mark.both_loops
 async def test_reading_recovers_by_itself(
     queue: Queue,
@@ -49,13 +55,16 @@ async def test_reading_recovers_by_itself(
     assert len(caplog.records) < 20, "no hot loop"
 
 
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_flushall_while_blocked(
+    kind: str,
     private_server: Callable[..., Server],
     queue_name: str,
     start_at: Callable[..., Running],
     redis_at: Callable[[str], Redis],
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     redis = redis_at(server.url)
     async with Queue(queue_name, redis_url=server.url) as queue:
         running = start_at(server.url, fine)
@@ -67,6 +76,7 @@ async def test_flushall_while_blocked(
         await running.completed(2)
 
 
+@pytest.mark.fault(25)
 async def test_a_destroyed_group_does_not_run_what_is_running(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -94,6 +104,7 @@ async def test_a_destroyed_group_does_not_run_what_is_running(
     assert sorted(begun) == [0, 1, 2, 3, 4, 5], "each ran once"
 
 
+@pytest.mark.fault(28)
 async def test_a_stream_of_another_type_is_said_at_most_once_a_second(
     queue: Queue, start: Start, redis: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,14 +120,17 @@ async def test_a_stream_of_another_type_is_said_at_most_once_a_second(
     await running.completed(1)
 
 
+@pytest.mark.fault(23)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_scripts_may_be_flushed_at_any_time(
+    kind: str,
     private_server: Callable[..., Server],
     queue_name: str,
     start_at: Callable[..., Running],
     redis_at: Callable[[str], Redis],
     keys: Keys,
 ) -> None:
-    server = private_server("valkey-9")
+    server = private_server(kind)
     redis = redis_at(server.url)
 
     async def handler(job: Job) -> Any:
@@ -188,6 +202,7 @@ async def test_a_worker_that_starts_during_a_pause_waits(
 # ── Destinations that cannot be written ─────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("key", ["delayed", "dlq"])
 async def test_nothing_leaves_the_stream_before_its_copy_is_made(
     queue: Queue, start: Start, redis: Redis, keys: Keys, key: str
@@ -217,14 +232,17 @@ async def test_nothing_leaves_the_stream_before_its_copy_is_made(
     assert len(added) == 5
 
 
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_rights_that_are_taken_away_and_given_back(
+    kind: str,
     private_server: Callable[..., Server],
     queue_name: str,
     start_at: Callable[..., Running],
     redis_at: Callable[[str], Redis],
     keys: Keys,
 ) -> None:
-    server = private_server("valkey-9")
+    server = private_server(kind)
     redis = redis_at(server.url)
     prefix = f"~{{chasqui:{queue_name}}}:"
     allowed = [prefix + "*"]

@@ -59,6 +59,7 @@ async def test_a_job_that_was_added_can_be_waited_for(queue: Queue, start: Start
     assert await running.fact(job.wait_for_result(timeout=20)) == [1, 2]
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("kind", ["valkey-9", "redis-6.2", "redis-8.6"])
 async def test_out_of_memory_adds_fail_and_the_queue_drains(
     kind: str,

@@ -258,6 +258,7 @@ def test_an_add_that_an_event_loop_left_behind(
         other.close()
 
 
+@pytest.mark.fault(18)
 async def test_a_stalled_server_bounds_what_single_adds_hold(
     redis_86: Any, queue_name: str, make_proxy: Callable[[str], Proxy]
 ):

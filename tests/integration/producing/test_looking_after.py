@@ -222,6 +222,7 @@ async def test_durable_needs_a_server_that_can(
     assert redis.exists(keys.stream, keys.delayed) == 0
 
 
+@pytest.mark.fault(6)
 @pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_on_disk(
     kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
@@ -256,6 +257,7 @@ async def test_the_disk_is_waited_for_behind_every_chunk(
     assert proxy.commands.count(b"WAITAOF") == 3
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_on_a_replica(
     kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys

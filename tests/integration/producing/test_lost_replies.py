@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fault(16)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADDS)
 async def test_an_add_tells_the_truth(
@@ -156,6 +157,7 @@ async def test_an_add_tells_the_truth(
     assert unknown > 0
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("name", OTHERS)
 async def test_other_calls_answer_the_same(name: str, break_it: Callable[..., Any]):
     before, step, expected = OTHERS[name]
@@ -166,6 +168,7 @@ async def test_other_calls_answer_the_same(name: str, break_it: Callable[..., An
                 assert outcome == expected, f"{fault} at {nth}, cold: {is_cold}, saw {seen}"
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 async def test_a_replay_counts_each_job_once(
     fault: Fault,
@@ -187,6 +190,7 @@ async def test_a_replay_counts_each_job_once(
     assert redis.xlen(keys.dlq) == 0
 
 
+@pytest.mark.fault(17)
 @pytest.mark.parametrize("direction", ["to server", "to client"])
 async def test_a_bulk_whose_link_dies_in_the_middle(
     direction: str,
@@ -233,6 +237,7 @@ async def test_chunks_are_known_across_pages_of_the_bitmap(
     assert len(set(jobs_in(redis, keys))) == redis.xlen(keys.stream) == 6
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("command", ["EVAL", "WAITAOF"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 async def test_a_durable_add_whose_link_dies(
@@ -256,6 +261,7 @@ async def test_a_durable_add_whose_link_dies(
         assert sorted(jobs_in(redis, keys)) == sorted(job.id for job in jobs)
 
 
+@pytest.mark.fault(14)
 async def test_a_server_that_goes_away_for_good(
     make_queue: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],

@@ -325,6 +325,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_server_without_memory(
     kind: str, queue_at: Callable[..., Any], private_server: Callable[..., Server], keys: Keys
@@ -352,6 +353,7 @@ async def test_a_server_without_memory(
         assert [job.is_new for job in await queue.add_bulk(MIXED)] == [True, True, True]
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("name", ["stream", "delayed"])
 async def test_a_key_of_another_type(name: str, queue: Any, redis: redis_py.Redis, keys: Keys):
     redis.set(getattr(keys, name), "not ours")

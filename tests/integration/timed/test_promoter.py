@@ -176,6 +176,7 @@ async def test_the_stream_is_trimmed_where_that_was_asked_for(
     assert 100 <= await redis("XLEN", keys.stream) < 500
 
 
+@pytest.mark.fault(28)
 async def test_nothing_is_lost_where_the_stream_cannot_take_it(
     keys: Keys, redis: Redis, make_promoter: MakePromoter
 ):
@@ -262,6 +263,7 @@ async def test_it_goes_on_after_errors(
     assert len([one for one in warnings if one.levelname == "WARNING"]) == 1, "told once"
 
 
+@pytest.mark.fault(6)
 async def test_it_goes_on_after_the_server_was_away(
     private_server: Callable[..., Server], queue_name: str, keys: Keys
 ):
@@ -317,6 +319,7 @@ async def test_events_that_cannot_be_written_keep_no_job_back(
     assert len(told) == 1
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "DEL", "XADD", "GETEX"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda one: one.name)
 async def test_a_cut_link_loses_and_doubles_no_job(

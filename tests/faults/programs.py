@@ -1,0 +1,254 @@
+"""What the processes do that are broken off at each command: one operation each, to its end.
+
+Each takes the URL to work on, where links break, and another one to look at the facts by.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from chasqui import Promoter, Queue, Scheduler, Worker, sync
+from chasqui._core.envelope import encode_envelope
+from chasqui.adding import CHUNK_JOBS
+from chasqui.errors import UnreachableError
+from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.payload import encode
+from tests.crash.workers import Runs
+from tests.ledger import Ledger
+
+#: Two chunks and a bit.
+BULK = 2 * CHUNK_JOBS + 5
+#: Whoever takes over bears the same name: so nobody waits for a lease to end.
+NAME = "one"
+FAR_MS = 600_000
+POLL_S = 0.005
+
+# ── Producing ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Producing:
+    """A producer's program: a step of a queue, asyncio or blocking, and the books on it.
+
+    It adds jobs of these numbers, or it removes them.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        adds: range = range(0),
+        *,
+        removes: range = range(0),
+        is_blocking: bool,
+    ) -> None:
+        self._step, self._adds, self._removes = step, adds, removes
+        self._is_blocking = is_blocking
+
+    def __call__(self, url: str, direct_url: str, queue_name: str, folder: str) -> None:
+        ledger = Ledger(Path(folder))
+        for n in self._adds:
+            ledger.write("try", n, NAME)
+        for n in self._removes:
+            ledger.write("gone", n, NAME)
+        try:
+            if self._is_blocking:
+                with sync.Queue(queue_name, redis_url=url) as queue:
+                    self._step(queue)
+            else:
+                asyncio.run(self._run(url, queue_name))
+        except UnreachableError:
+            outcome = "refused"  # it is said that nothing was sent
+        else:
+            outcome = "added"
+        for n in self._adds:
+            ledger.write(outcome, n, NAME)
+
+    async def _run(self, url: str, queue_name: str) -> None:
+        async with Queue(queue_name, redis_url=url) as queue:
+            await self._step(queue)
+
+
+def add(queue: Any) -> Any:
+    return queue.add("quick", {"n": 0})
+
+
+def add_with_id(queue: Any) -> Any:
+    return queue.add("quick", {"n": 0}, job_id="mine")
+
+
+def delay(queue: Any) -> Any:
+    return queue.add("quick", {"n": 0}, delay_ms=FAR_MS)
+
+
+def delay_with_id(queue: Any) -> Any:
+    return queue.add("quick", {"n": 0}, delay_ms=FAR_MS, job_id="mine")
+
+
+def bulk(queue: Any) -> Any:
+    return queue.add_bulk([{"name": "quick", "data": {"n": n}} for n in range(BULK)])
+
+
+def mixed_bulk(queue: Any) -> Any:
+    """Every job has an id, every other one is delayed."""
+    return queue.add_bulk(
+        [
+            {"name": "quick", "data": {"n": n}, "job_id": f"id-{n}", "delay_ms": n % 2 * FAR_MS}
+            for n in range(BULK)
+        ]
+    )
+
+
+def cancel(queue: Any) -> Any:
+    return queue.cancel_delayed("id-0")
+
+
+def reschedule(queue: Any) -> Any:
+    return queue.reschedule("id-0", delay_ms=2 * FAR_MS)
+
+
+def replay(queue: Any) -> Any:
+    return queue.replay_dlq(10 * BULK)
+
+
+# ── Duties ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def promote(url: str, direct_url: str, queue_name: str, folder: str) -> None:
+    """Promote until nothing is delayed."""
+    engine = Promoter(url, queue_name, holder_id=NAME, promote_batch=3)
+    key = Keys(queue_name).delayed
+    asyncio.run(_until(engine.run(), direct_url, lambda c: not c.exists(key), engine.shutdown))
+
+
+def fire(url: str, direct_url: str, queue_name: str, folder: str) -> None:
+    """Fire until no spec is left."""
+    engine = Scheduler(url, queue_name, holder_id=NAME)
+    key = Keys(queue_name).repeat
+    asyncio.run(_until(engine.run(), direct_url, lambda c: not c.exists(key), engine.shutdown))
+
+
+# ── Workers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Working:
+    """A worker's program: run jobs until a fact is true, then drain."""
+
+    def __init__(self, fact: Callable[["Working", redis.Redis], object], **options: Any) -> None:
+        self._fact, self._options = fact, options
+
+    def __call__(self, url: str, direct_url: str, queue_name: str, folder: str) -> None:
+        self.keys = Keys(queue_name)
+        self.gate = Path(folder) / f"gate-{os.getpid()}"
+        self._ledger = Ledger(Path(folder))
+        self._idle_ms: dict[Any, int] = {}
+        self.renewals = 0
+        worker = Worker(
+            queue_name,
+            Runs(Path(folder), str(os.getpid())).handlers(),
+            redis_url=url,
+            consumer_id=NAME,
+            delayed_enabled=False,
+            run_scheduler=False,
+            **{"claim_min_idle_ms": 60_000, "events_enabled": False} | self._options,
+        )
+        asyncio.run(self._work(worker, direct_url))
+
+    async def _work(self, worker: Worker, direct_url: str) -> None:
+        async def stop() -> None:
+            await worker.close()
+            self.gate.touch()
+
+        await _until(worker.run(), direct_url, lambda client: self._fact(self, client), stop)
+
+    def is_done(self, client: redis.Redis) -> bool:
+        return not client.xlen(self.keys.stream)
+
+    def holds_all(self, client: redis.Redis) -> bool:
+        """It runs one and holds the others."""
+        has_begun = any(fact.who == str(os.getpid()) for fact in self._ledger.read("start"))
+        return has_begun and len(self._pending(client)) == client.xlen(self.keys.stream)
+
+    def is_renewed(self, client: redis.Redis) -> bool:
+        """Its lease was renewed twice: idle times went down; then its handler may end."""
+        for held in self._pending(client):
+            before = self._idle_ms.get(held["message_id"], 0)
+            self._idle_ms[held["message_id"]] = held["time_since_delivered"]
+            self.renewals += held["time_since_delivered"] < before
+        if self.renewals >= 2:
+            self.gate.touch()
+        return self.is_done(client)
+
+    def _pending(self, client: redis.Redis) -> list[dict[str, Any]]:
+        try:
+            return client.xpending_range(self.keys.stream, DEFAULT_GROUP, "-", "+", 10)
+        except redis.ResponseError:  # there is no group yet
+            return []
+
+
+# ── Controls: the same in steps that are not one ────────────────────────────────────────────────
+
+
+class Careless:
+    """A worker that buries a job with several commands, and begins anew whenever a link breaks."""
+
+    def __init__(self, *, is_ack_first: bool) -> None:
+        self._is_ack_first = is_ack_first
+
+    def __call__(self, url: str, direct_url: str, queue_name: str, folder: str) -> None:
+        _stubbornly(url, lambda client: self._bury(client, Keys(queue_name)))
+
+    def _bury(self, client: redis.Redis, keys: Keys) -> None:
+        with contextlib.suppress(redis.ResponseError):
+            client.xgroup_create(keys.stream, DEFAULT_GROUP, "0", mkstream=True)
+        client.xreadgroup(DEFAULT_GROUP, NAME, {keys.stream: ">"})
+        ((_, entries),) = client.xreadgroup(DEFAULT_GROUP, NAME, {keys.stream: "0"})
+        for entry_id, fields in entries:
+            if not self._is_ack_first:
+                client.xadd(keys.dlq, fields)
+            client.xack(keys.stream, DEFAULT_GROUP, entry_id)
+            client.xdel(keys.stream, entry_id)
+            if self._is_ack_first:
+                client.xadd(keys.dlq, fields)
+
+
+def add_carelessly(url: str, direct_url: str, queue_name: str, folder: str) -> None:
+    """Add again after each broken link, with nothing to know the job by."""
+    ledger = Ledger(Path(folder))
+    ledger.write("try", 0, NAME)
+    fields = {ENVELOPE: encode_envelope("any", encode({"n": 0}), 0, 0)}
+    _stubbornly(url, lambda client: client.xadd(Keys(queue_name).stream, fields))
+    ledger.write("added", 0, NAME)
+
+
+def _stubbornly(url: str, step: Callable[[redis.Redis], object]) -> None:
+    while True:
+        with (
+            contextlib.suppress(redis.ConnectionError),
+            redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client,
+        ):
+            step(client)
+            return
+
+
+async def _until(
+    running: Awaitable[None],
+    url: str,
+    fact: Callable[[redis.Redis], object],
+    stop: Callable[[], Any],
+) -> None:
+    """Run until a fact is true by the server's account; then stop it and let it end."""
+    task = asyncio.ensure_future(running)
+    with redis.Redis.from_url(url) as client:
+        while not fact(client) and not task.done():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+    stopped = stop()
+    if inspect.isawaitable(stopped):
+        await stopped
+    await task
