@@ -218,7 +218,9 @@ class Proxy:
             out = []
             fault = None
             for frame in frames:
-                fault = None if frame.startswith(b">") else link.faults.popleft()
+                # Pushes answer no command, and neither does a server that has no place for one more.
+                is_answer = bool(link.faults) and not frame.startswith(b">")
+                fault = link.faults.popleft() if is_answer else None
                 if fault is Fault.CUT_AFTER:
                     break
                 if fault is Fault.GARBAGE:
