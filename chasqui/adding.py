@@ -74,12 +74,12 @@ class Batch:
             for job_id, kind in zip(ids, self.kinds, strict=True)
         ]
 
-    def slices(self) -> Iterator[slice]:
+    def slices(self, most_jobs: int = CHUNK_JOBS) -> Iterator[slice]:
         """The batch cut into chunks."""
         payloads = self.payloads
         total = len(payloads)
-        for start in range(0, total, CHUNK_JOBS):
-            stop = min(start + CHUNK_JOBS, total)
+        for start in range(0, total, most_jobs):
+            stop = min(start + most_jobs, total)
             if sum(map(len, payloads[start:stop])) <= CHUNK_BYTES:
                 yield slice(start, stop)
             else:

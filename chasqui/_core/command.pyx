@@ -117,6 +117,45 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
     return answer
 
 
+def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, names="", list ids=None,
+              list retries=None, list due_ms=None):
+    """A chunk of jobs as one string, which a script takes apart: per job `<I4c0I4c0I4I4`, which is its
+    envelope, its name and, high half first, its due time (0 without `due_ms`).
+
+    To a script that only puts them somewhere, one argument costs a third of many.
+    """
+    cdef CommandBuffer buffer = CommandBuffer()
+    cdef Py_ssize_t count = len(payloads), i
+    cdef uint64_t due = 0
+    cdef JobView job
+    cdef char* out
+    _check_columns(count, names, ids, retries)
+    if due_ms is not None and len(due_ms) != count:
+        raise ValueError(f"{len(due_ms)} due times for {count} payloads")
+    ulids.begin()
+    for i in range(count):
+        if due_ms is not None:
+            due = _due(due_ms, i)
+        _load(&job, i, payloads, names, ids, retries, ulids, now_ms)
+        out = buffer.reserve(16 + job.envelope_size + job.name_size)
+        out = _put_half(out, job.envelope_size)
+        out = put_envelope(out, job.id, job.id_size, job.payload, job.payload_size, now_ms, 0,
+                           job.retry, job.retry_size)
+        out = _put_half(out, job.name_size)
+        memcpy(out, job.name, job.name_size)
+        out = _put_half(_put_half(out + job.name_size, due >> 32), due)
+        buffer.advance(out)
+    return bytes(buffer)
+
+
+cdef char* _put_half(char* out, uint64_t number) noexcept nogil:
+    """The low 32 bits, little-endian."""
+    cdef int i
+    for i in range(4):
+        out[i] = <char>(number >> (8 * i))
+    return out + 4
+
+
 cdef int _check_columns(Py_ssize_t count, object names, list ids, list retries) except -1:
     if not isinstance(names, str) and len(<list?>names) != count:
         raise ValueError(f"{len(names)} names for {count} payloads")

@@ -1,5 +1,5 @@
--- spark_drop: drop stage lists, but none that a recorded write still has to publish.
--- KEYS  1 record of the write   then the stage lists
+-- spark_drop: drop stages, but none that a recorded write still has to publish.
+-- KEYS  1 record of the write   then the stages
 -- Returns how many were dropped.
 local record = redis.call('HMGET', KEYS[1], 'state', 'keys')
 local kept = record[1] == 'publishing' and '\n' .. record[2] .. '\n' or ''

@@ -1,19 +1,21 @@
--- spark_publish: move staged jobs to where they belong, the oldest first.
--- KEYS  1 record of the write   2 stage list   3 stream   4 delayed set   5 wake list
--- ARGV  1 epoch   2 most jobs to move   3 most jobs that may wait in the stream
--- Returns {jobs moved, jobs left in the list, jobs in the stream}; {-1, 0, 0} if the record is not
--- publishing this epoch any more. Sent twice it moves the next jobs, never one of them twice.
+-- spark_publish: move a staged chunk of jobs to where they belong.
+-- KEYS  1 record of the write   2 stage (hash: number to chunk)   3 stream   4 delayed set   5 wake list
+-- ARGV  1 epoch   2 number of the chunk   3 most jobs that may wait in the stream
+-- A chunk is, per job: envelope, name, due (ms; 0 for now), each text behind its length. What was moved
+-- leaves '' behind: sent twice, the second one finds nothing to move.
+-- Returns {jobs moved, 1 if some of the chunk are left, jobs in the stream}; {-1} if the record is not
+-- publishing this epoch any more; {-2} if the chunk is gone.
 -- The copy is made before the original goes: if it cannot be made, the script ends there.
 local record = redis.call('HMGET', KEYS[1], 'epoch', 'state')
 if record[1] ~= ARGV[1] or record[2] ~= 'publishing' then
-  return {-1, 0, 0}
+  return {-1}
 end
-local list, stream, delayed = KEYS[2], KEYS[3], KEYS[4]
-local left, depth = redis.call('LLEN', list) / 3, redis.call('XLEN', stream)
-local most = math.min(tonumber(ARGV[2]), tonumber(ARGV[3]) - depth, left)
-if most <= 0 then
-  return {0, left, depth}
+local stream, delayed = KEYS[3], KEYS[4]
+local chunk = redis.call('HGET', KEYS[2], ARGV[2])
+if not chunk then
+  return {-2}
 end
+local depth, most, size = redis.call('XLEN', stream), tonumber(ARGV[3]), #chunk
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local earliest = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
@@ -30,29 +32,35 @@ local function id_of(envelope)
   return string.sub(envelope, 5, 4 + high * 256 + low)
 end
 
-local jobs = redis.call('LRANGE', list, 0, most * 3 - 1)
-for i = 1, #jobs, 3 do
-  local envelope, name, due = jobs[i], jobs[i + 1], tonumber(jobs[i + 2])
+local at, moved = 1, 0
+local unpack_job, call = struct.unpack, redis.call
+while at <= size and depth < most do
+  local envelope, name, high, low, behind = unpack_job('<I4c0I4c0I4I4', chunk, at)
+  local due = high * 4294967296 + low
   if due > now then
     local member = struct.pack('<I4', #name) .. name .. envelope
-    redis.call('ZADD', delayed, string.format('%.0f', due), member)
+    call('ZADD', delayed, string.format('%.0f', due), member)
     -- A key that is not in KEYS, but of the same hash tag: the ids are known here only.
     local didx = string.sub(delayed, 1, -8) .. 'didx:' .. id_of(envelope)
-    redis.call('SET', didx, member, 'EX', math.ceil((due - now) / 1000) + 3600)
+    call('SET', didx, member, 'EX', math.ceil((due - now) / 1000) + 3600)
     if not earliest or due < earliest then
       earliest, rings = due, true
     end
   elseif name == '' then
-    redis.call('XADD', stream, '*', 'd', envelope)
+    call('XADD', stream, '*', 'd', envelope)
     depth = depth + 1
   else
-    redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
+    call('XADD', stream, '*', 'd', envelope, 'n', name)
     depth = depth + 1
   end
+  at, moved = behind, moved + 1
 end
-redis.call('LTRIM', list, #jobs, -1)
-if rings and redis.call('EXISTS', KEYS[5]) == 0 then
-  redis.call('LPUSH', KEYS[5], '1')
-  redis.call('EXPIRE', KEYS[5], 60)
+if moved > 0 then
+  call('HSET', KEYS[2], ARGV[2], string.sub(chunk, at))
+  call('HINCRBY', KEYS[1], 'left', -moved)
 end
-return {#jobs / 3, left - #jobs / 3, depth}
+if rings and call('EXISTS', KEYS[5]) == 0 then
+  call('LPUSH', KEYS[5], '1')
+  call('EXPIRE', KEYS[5], 60)
+end
+return {moved, at <= size and 1 or 0, depth}

@@ -33,7 +33,8 @@ from chasqui.spark.link import check_queues, connected, queues_of
 from chasqui.spark.options import Options
 from chasqui.spark.pages import Pace, StreamPart, read_stream, stream_of
 from chasqui.spark.schemas import arrow_schema, check_subset
-from chasqui.spark.wire import JobDecoder
+from chasqui.spark.shaping import Shaper
+from chasqui.spark.wire import delayed_batch, results_batch
 
 #: Results fetched by one command.
 _RESULTS_PAGE: Final = 500
@@ -151,7 +152,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
     def _read_delayed(self, part: RankPart) -> Iterator[Any]:
         options = self._options
-        decoder = JobDecoder(options, self._schema)
+        shaper = Shaper(options, self._schema)
         pace = Pace(options.max_read_rows_per_second)
         with connected(options, part.queue) as connection:
             for start in range(part.start, part.stop, options.fetch_count):
@@ -166,20 +167,22 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 )
                 if not reply:
                     return
-                yield decoder.delayed_batch(part.queue, _scored(reply))
+                yield delayed_batch(shaper, part.queue, _scored(reply))
                 pace.rest(stop - start)
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
     def _read_results(self, part: ResultsPart) -> Iterator[Any]:
-        decoder = JobDecoder(self._options, self._schema)
+        shaper = Shaper(self._options, self._schema)
         keys = Keys(part.queue)
         with connected(self._options, part.queue) as connection:
             if part.job_ids:
                 ids = [job_id.encode() for job_id in part.job_ids]
                 for start in range(0, len(ids), _RESULTS_PAGE):
-                    yield decoder.results_batch(
-                        part.queue, fetch_results(connection, keys, ids[start : start + 500])
+                    yield results_batch(
+                        shaper,
+                        part.queue,
+                        fetch_results(connection, keys, ids[start : start + 500]),
                     )
                 return
             prefix = keys.result("")
@@ -190,7 +193,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 )
                 ids = [key.removeprefix(prefix) for key in found]
                 if ids:
-                    yield decoder.results_batch(part.queue, fetch_results(connection, keys, ids))
+                    yield results_batch(shaper, part.queue, fetch_results(connection, keys, ids))
                 if cursor == b"0":
                     return
 

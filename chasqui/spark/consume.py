@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui._core.entry import EntryBuilder
 from chasqui.keys import Keys
 from chasqui.request import Effect, commands
 from chasqui.spark import ranges
@@ -133,6 +132,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return
         options = self._options
         decoder = JobDecoder(options, self._schema)
+        builder = decoder.builder("streams")
         pace = Pace(options.max_read_rows_per_second)
         stream = Keys(partition.queue).stream
         after, last = partition.after, ranges.order(partition.last)
@@ -140,23 +140,23 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             while True:
                 words: list[Any] = ["XREADGROUP", "GROUP", options.group, partition.consumer]
                 words += ["COUNT", options.fetch_count, "STREAMS", stream, after]
-                page = connection.call(
-                    commands(
-                        tuple(words),
-                        effect=Effect.READ,
-                        builder=EntryBuilder("streams", 1 << 40),
-                    )
-                )
-                size = len(page or ())
-                page = [one for one in page or () if ranges.order(one.id.decode()) <= last]
-                if page:
-                    held = held_by(connection, partition.queue, options.group, page)
-                    own = {k: v for k, v in held.items() if v[0] == partition.consumer}
-                    yield decoder.batch(partition.queue, [e for e in page if e.id in own], own)
-                    after = page[-1].id.decode()
-                if len(page) < size or size < options.fetch_count:
+                count, newest = connection.call(
+                    commands(tuple(words), effect=Effect.READ, builder=builder)
+                ) or (0, None)
+                if newest is None:
                     return
-                pace.rest(size)
+                page, first, after = builder.take(), after, newest.decode()
+                held = held_by(connection, partition.queue, options.group, first, after)
+                own = {
+                    entry_id: one
+                    for entry_id, one in held.items()
+                    if one[0] == partition.consumer and ranges.order(entry_id.decode()) <= last
+                }
+                if own:
+                    yield decoder.batch(partition.queue, page, own, only_held=True)
+                if count < options.fetch_count or ranges.order(after) >= last:
+                    return
+                pace.rest(count)
 
     # ── Batches ─────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""A range of a stream, page by page: the next one is asked for before this one is decoded."""
+"""A range of a stream as record batches: the next one is gathered while Spark takes this one."""
 
 import time
 from collections.abc import Iterator
@@ -9,16 +9,20 @@ from typing import Any, Final
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from chasqui._core.columns import ColumnBuilder, Columns
 from chasqui.blocking import BlockingConnection
 from chasqui.keys import Keys
-from chasqui.request import Effect, Request, commands
+from chasqui.request import Effect, commands
 from chasqui.spark.link import connected
 from chasqui.spark.options import Options
 from chasqui.spark.ranges import DataLossError, Range
-from chasqui.spark.wire import JobDecoder, decoder_of
+from chasqui.spark.wire import EventDecoder, JobDecoder
 
 #: Who holds which entries, asked for a page at a time.
 _PENDING_PAGE: Final = 1000
+#: A batch for Spark is full with so many rows, or bytes.
+BATCH_ROWS: Final = 8000
+BATCH_BYTES: Final = 8 << 20
 
 
 @dataclass
@@ -41,47 +45,60 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
     asked for and can be known: jobs leave their stream when they are done, and dead ones when they
     are replayed.
     """
-    decoder = decoder_of(options, schema)
+    decoder = EventDecoder(schema) if options.table == "events" else JobDecoder(options, schema)
     is_exact = options.table == "events" and options.fail_on_data_loss
     count = 0
     with connected(options, part.queue) as connection:
-        for page in _pages(connection, part, options, decoder.builder):
-            count += len(page)
+        for columns, first, last in _gathered(connection, part, options, decoder.builder()):
+            count += columns.rows
             if isinstance(decoder, JobDecoder):
                 held = None
                 if options.include_pending:
-                    held = held_by(connection, part.queue, options.group, page)
-                yield decoder.batch(part.queue, page, held)
+                    held = held_by(connection, part.queue, options.group, first, last)
+                yield decoder.batch(part.queue, columns, held)
             else:
-                yield decoder.batch(part.queue, page)
+                yield decoder.batch(part.queue, columns)
     if is_exact and count < part.range.count:
         lost = part.range.count - count
         raise DataLossError(part.queue, options.table, lost, " by the task that was to")
 
 
-def _pages(
-    connection: BlockingConnection, part: StreamPart, options: Options, builder: Any
-) -> Iterator[list[Any]]:
+def _gathered(
+    connection: BlockingConnection, part: StreamPart, options: Options, builder: ColumnBuilder
+) -> Iterator[tuple[Columns, str, str]]:
+    """Columns of many small pages, and the ids around them: `after` the first, the last.
+
+    A page holds the server up for as long as it takes to read it, so it is small. A batch costs
+    something to make and to hand over, so it is large.
+    """
     key, last = stream_of(Keys(part.queue), options.table), part.range.last
     size = options.fetch_count
     pace = Pace(options.max_read_rows_per_second)
+    after, is_over = part.range.after, False
 
-    def request(after: str) -> Request:
-        return commands(
-            ("XRANGE", key, f"({after}", last, "COUNT", size), effect=Effect.READ, builder=builder
-        )
+    def gather() -> tuple[Columns, str, str]:
+        nonlocal after, is_over
+        first = after
+        while not is_over and builder.rows < BATCH_ROWS and builder.size < BATCH_BYTES:
+            words = ("XRANGE", key, f"({after}", last, "COUNT", size)
+            count, newest = connection.call(commands(words, effect=Effect.READ, builder=builder))
+            if count:
+                after = newest.decode()
+                pace.rest(count)
+            is_over = count < size or after == last
+        return builder.take(), first, after
 
     with ThreadPoolExecutor(1) as ahead:
-        coming = ahead.submit(connection.call, request(part.range.after))
-        while page := coming.result():
-            newest = page[-1].id if builder is not None else page[-1][0]
-            is_last = len(page) < size or newest.decode() == last
-            if not is_last:
-                coming = ahead.submit(connection.call, request(newest.decode()))
-            yield page
-            if is_last:
+        coming = ahead.submit(gather)
+        while True:
+            found = coming.result()
+            was_last = is_over
+            if not was_last:
+                coming = ahead.submit(gather)
+            if found[0].rows:
+                yield found
+            if was_last:
                 return
-            pace.rest(len(page))
 
 
 class Pace:
@@ -102,11 +119,11 @@ class Pace:
 
 
 def held_by(
-    connection: BlockingConnection, queue: str, group: str, page: list[Any]
+    connection: BlockingConnection, queue: str, group: str, after: str, last: str
 ) -> dict[bytes, tuple[str, int, int]]:
-    """Per pending entry of a page: consumer, deliveries, idle time."""
+    """Per pending entry behind one id, up to another: consumer, deliveries, idle time."""
     found: dict[bytes, tuple[str, int, int]] = {}
-    start, last = page[0].id, page[-1].id
+    start = f"({after}".encode()
     while True:
         request = commands(
             ("XPENDING", Keys(queue).stream, group, start, last, _PENDING_PAGE),

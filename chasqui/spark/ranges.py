@@ -1,25 +1,28 @@
 """Where a stream is read from and to: id arithmetic, counted boundaries, exact loss counts.
 
 A range runs from behind one id up to another one, included, so neighbouring ranges share an id and
-never an entry. Its entries are counted by a walk on the server, in slices that hold it up for a few
-milliseconds each. Every slice tells how many entries the stream has lost at its head so far; with
-the ordinal of the last entry that was read, that gives the number that was lost unread.
+never an entry. Its entries are counted by a walk over small pages: XRANGE read by a builder that
+keeps nothing takes a fifth of the server's time that a script needs, for a script turns every field
+into a Lua string. Around each page the server tells how many entries the stream has lost at its
+head so far; with the ordinal of the last entry that was read, that gives the number that was lost
+unread.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from chasqui import scripts
+from chasqui._core.columns import ColumnBuilder
+from chasqui._core.reply import ReplyError
 from chasqui.errors import ChasquiError
-from chasqui.request import Effect, Plan
+from chasqui.request import Effect, Plan, Request, commands
+from chasqui.server import exception_for
 
-WALK: Final = scripts.load("spark_walk")
 #: Behind this id lies everything.
 BEGINNING: Final = "0-0"
-#: The most entries that one script call walks over: a good millisecond of the server's time.
-SLICE: Final = 500
+#: The most entries that one command walks over: a fifth of a millisecond of the server's time.
+SLICE: Final = 250
 #: No task for fewer rows than this, unless it is asked for.
 WORTH_A_TASK: Final = 1000
 DEFAULT_TASKS: Final = 4
@@ -87,6 +90,12 @@ class Walked:
     def count(self) -> int:
         return sum(mark.count for mark in self.marks)
 
+    def __add__(self, more: "Walked") -> "Walked":
+        """This walk, and the one that began where it ended."""
+        is_known = self.lost is not None and more.lost is not None
+        lost = self.lost + more.lost if is_known else None  # type: ignore[operator]
+        return Walked(self.marks + more.marks, more.end, lost)
+
 
 def order(entry_id: str) -> tuple[int, int]:
     """A stream id as something that compares as Redis compares them."""
@@ -119,51 +128,101 @@ def walk(
     counts_loss: bool = True,
 ) -> Plan[Walked]:
     """Count the entries behind a place, up to an id or `most` of them."""
+    builder = ColumnBuilder("range", ())
     marks: list[Mark] = []
     place, ordinal = start.id, start.ordinal
     lost: int | None = 0 if counts_loss and ordinal is not None else None
     left = most if most is not None else 2**53
     step = min(step, SLICE)
     while left > 0:
-        slice_size = min(left, SLICE)
-        added, length, _, _, *found = yield scripts.call(
-            WALK, [stream], [place, last, step, slice_size], Effect.READ
-        )
-        if not counts_loss or added < 0:
-            ordinal = lost = None
-        elif ordinal is not None and lost is not None:
-            trimmed = added - length
-            if added < ordinal:  # the stream was deleted and made anew
-                ordinal, lost = trimmed, None
-            elif trimmed > ordinal:
-                lost += trimmed - ordinal
-                ordinal = trimmed
-        new = [
-            Mark(entry_id.decode(), count)
-            for entry_id, count in zip(found[::2], found[1::2], strict=True)
-        ]
-        marks += new
-        count = sum(mark.count for mark in new)
-        if ordinal is not None:
-            ordinal += count
-        if new:
-            place = new[-1].id
+        size = min(left, step)
+        words = ("XRANGE", stream, f"({place}", last, "COUNT", size)
+        if lost is None:
+            count, newest = yield commands(words, effect=Effect.READ, builder=builder)
+        else:
+            facts, count, newest = yield from _page_with_facts(stream, words, builder)
+            ordinal, lost = _after_trimming(facts, ordinal, lost)
+        if count:
+            place = newest.decode()
+            marks.append(Mark(place, count))
+            if ordinal is not None:
+                ordinal += count
         left -= count
-        if count < slice_size:
+        if count < size:
             break
-    return Walked(tuple(marks), Place(place, ordinal), lost)
+    return Walked(tuple(marks), Place(place, ordinal if counts_loss else None), lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the server says about a stream."""
+
+    #: Entries ever added; None if it does not count them.
+    added: int | None
+    length: int
+    last_id: str
+
+    @property
+    def trimmed(self) -> int | None:
+        return None if self.added is None else self.added - self.length
+
+
+def _page_with_facts(
+    stream: bytes, words: tuple[Any, ...], builder: ColumnBuilder
+) -> Plan[tuple[_Facts, int, Any]]:
+    """A page, and what the server said right then."""
+    while True:
+        page = commands(words, effect=Effect.READ, builder=builder)
+        # The server asked before and after: if nothing was trimmed between, it was said at once.
+        replies = yield iter((_info(stream), page, _info(stream)))
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        before, (count, newest), after = replies
+        facts = _facts(after)
+        if _facts(before).trimmed == facts.trimmed:
+            return facts, count, newest
+
+
+def _after_trimming(
+    facts: _Facts, ordinal: int | None, lost: int | None
+) -> tuple[int | None, int | None]:
+    """The ordinal before a page and what was lost so far, after what was trimmed."""
+    trimmed = facts.trimmed
+    if trimmed is None or facts.added is None or ordinal is None or lost is None:
+        return None, None
+    if facts.added < ordinal:  # the stream was deleted and made anew
+        return trimmed, None
+    if trimmed > ordinal:
+        return trimmed, lost + trimmed - ordinal
+    return ordinal, lost
+
+
+def _info(stream: bytes) -> Request:
+    return commands(("XINFO", "STREAM", stream), effect=Effect.READ, raises=False)
+
+
+def _facts(reply: Any) -> _Facts:
+    if isinstance(reply, ReplyError):
+        if reply.code != "ERR":
+            raise exception_for(reply)
+        return _Facts(0, 0, BEGINNING)  # there is no such stream
+    pairs = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    return _Facts(
+        pairs.get(b"entries-added"), pairs[b"length"], pairs[b"last-generated-id"].decode()
+    )
 
 
 def tip(stream: bytes) -> Plan[Place]:
     """The end of a stream now."""
-    added, _, _, last, *_ = yield scripts.call(WALK, [stream], ["0", "+", 1, 0], Effect.READ)
-    return Place(last.decode(), None if added < 0 else added)
+    facts = _facts((yield _info(stream)))
+    return Place(facts.last_id, facts.added)
 
 
 def head(stream: bytes) -> Plan[Place]:
     """The place right before the first entry that is still there."""
-    added, length, _, _, *_ = yield scripts.call(WALK, [stream], ["0", "+", 1, 0], Effect.READ)
-    return Place(BEGINNING, None if added < 0 else added - length)
+    facts = _facts((yield _info(stream)))
+    return Place(BEGINNING, facts.trimmed)
 
 
 def cut(after: str, marks: Sequence[Mark], most_rows: int, least_parts: int) -> list[Range]:

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -14,19 +14,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import evalsha_jobs
+from chasqui._core.command import pack_jobs
 from chasqui.adding import AddOptions, Batch, full_waits_s, ulids
 from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError, QueueFullError
 from chasqui.keys import Keys
 from chasqui.plans import Plans
-from chasqui.request import Effect, Plan, Request
+from chasqui.request import Effect, Plan, Request, commands
 from chasqui.spark.link import connected, open_connection
 from chasqui.spark.options import Options
 from chasqui.spark.rows import Mapping, jobs_of
-from chasqui.spark.txn import STAGE, Staged, StageLostError, Transaction, stage_key
+from chasqui.spark.txn import Staged, Transaction, stage_key
 
+#: Jobs that are staged, and later published, at once: about a millisecond of the server's time.
+CHUNK_JOBS: Final = 500
 #: Internal names of Spark: the streaming query that a task works for.
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -158,7 +159,7 @@ class _Task:
 
     def staged(self) -> list[tuple[str, Staged]]:
         return [
-            (queue, Staged(target.key, target.jobs))
+            (queue, Staged(target.key, target.chunks, target.jobs))
             for queue, target in self._queues.items()
             if isinstance(target, _Stage)
         ]
@@ -169,53 +170,43 @@ class _Task:
 
 
 class _Stage:
-    """Puts jobs into a stage list of the task's own."""
+    """Puts jobs into a stage of the task's own, chunk by chunk."""
 
     def __init__(self, connection: BlockingConnection, key: bytes, ttl_s: int) -> None:
         self.connection = connection
         self.key = key
+        self.chunks = 0
         self.jobs = 0
         self._ttl_s = ttl_s
-        self._buffer = CommandBuffer()
 
     def take(self, jobs: Batch, dues: list[int]) -> None:
-        parts = list(jobs.slices())
-        if not self.jobs:
-            # Alone, so that the server has the script before chunks follow each other closely:
-            # one that came back as unknown would arrive behind the next.
-            self.connection.run(self._send(jobs, dues, parts[:1]))
-            del parts[:1]
-        if parts:
-            self.connection.run(self._send(jobs, dues, parts))
+        self.connection.run(self._send(jobs, dues))
 
-    def _send(self, jobs: Batch, dues: list[int], parts: list[slice]) -> Plan[None]:
-        replies = yield (self._chunk(jobs, dues, part) for part in parts)
+    def _send(self, jobs: Batch, dues: list[int]) -> Plan[None]:
+        replies = yield (self._chunk(jobs, dues, part) for part in jobs.slices(CHUNK_JOBS))
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
-            if reply < 0:
-                raise StageLostError("rows that this task staged are gone from the server")
 
     def _chunk(self, jobs: Batch, dues: list[int], part: slice) -> Request:
-        names = jobs.names if isinstance(jobs.names, str) else jobs.names[part]
-        buffer = self._buffer
-        evalsha_jobs(
-            buffer,
-            STAGE.sha,
-            [self.key],
-            [self.jobs, self._ttl_s],
+        chunk = pack_jobs(
             ulids,
             time.time_ns() // 1_000_000,
             jobs.payloads[part],
-            names,
+            jobs.names if isinstance(jobs.names, str) else jobs.names[part],
             None if jobs.ids is None else jobs.ids[part],
             None if jobs.retries is None else jobs.retries[part],
-            dues[part],
+            dues[part] if jobs.kinds is not None else None,
         )
-        request = Request(bytes(buffer), Effect.IDEMPOTENT, script=STAGE)
-        buffer.clear()
+        number = self.chunks
+        self.chunks += 1
         self.jobs += part.stop - part.start
-        return request
+        # The time to live from the first chunk on: a task that dies later leaves nothing for ever.
+        return commands(
+            ("HSETNX", self.key, number, chunk),
+            ("EXPIRE", self.key, self._ttl_s),
+            effect=Effect.IDEMPOTENT,
+        )
 
 
 class _Direct:

@@ -9,6 +9,7 @@ anywhere, so for them there is no ordinal and no count.
 import json
 import logging
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -49,10 +50,13 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         self._initial: Offset | None = None
         self._targets: dict[str, str] | None = None
         self._marks: dict[tuple[str, str, str], tuple[Mark, ...]] = {}
+        #: Per queue the walk over the batch after this one, done while Spark works on this one.
+        self._ahead: dict[str, tuple[Place, int, Future[Walked]]] = {}
+        self._walker: ThreadPoolExecutor | None = None
         self._waiting_since_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connections": {}, "_marks": {}}
+        return {**self.__dict__, "_connections": {}, "_marks": {}, "_ahead": {}, "_walker": None}
 
     # ── What Spark calls on the driver ──────────────────────────────────────────────────────────
 
@@ -82,7 +86,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         count = 0
         for queue in queues:
             place, known = self._place(queue, start)
-            walked = self._walk(queue, place, (self._targets or {}).get(queue, "+"), most)
+            walked = self._plan(queue, place, (self._targets or {}).get(queue, "+"), most)
             if not walked.marks:
                 continue
             lost = known.get("lost", 0) + self._judge(queue, walked)
@@ -119,6 +123,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         return parts
 
     def stop(self) -> None:
+        if self._walker is not None:
+            self._walker.shutdown(cancel_futures=True)
+            self._walker = None
+        self._ahead.clear()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -181,6 +189,22 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             head: Place = self._run(queue, ranges.head(self._stream(queue)))
             return head, {"since": head.ordinal}
         return Place(known["id"], known.get("n")), known
+
+    def _plan(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
+        """The walk over the next batch, which may have been done ahead, or a part of it."""
+        start, limit, walking = self._ahead.pop(queue, (None, None, None))
+        if walking is not None and (start, limit) == (place, most):
+            walked = walking.result()
+            if most is not None and walked.count < most:
+                walked += self._walk(queue, walked.end, last, most - walked.count)
+        else:
+            walked = self._walk(queue, place, last, most)
+        if walked.count == most:  # there is more
+            if self._walker is None:
+                self._walker = ThreadPoolExecutor(1, "chasqui-walk")
+            going = self._walker.submit(self._walk, queue, walked.end, last, most)
+            self._ahead[queue] = (walked.end, most, going)
+        return walked
 
     def _walk(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
         options = self._options

@@ -2,12 +2,16 @@
 
 A write is known by an application id and an epoch. The first record of an epoch wins, whoever made
 it; everybody else who comes with that epoch publishes what was recorded, or finds it done. Moving a
-job out of its stage list and into the queue is one atomic step, so whoever dies on the way, the
-next one goes on where it stopped.
+chunk of jobs out of its stage and into the queue is one atomic step, so whoever dies on the way,
+the next one goes on where it stopped.
+
+A stage is a hash of numbered chunks, each one string: the server stores a chunk in the time that a
+list takes for one job of it, and one that is sent twice is there once. What is published leaves an
+empty string in its place until all is done, so a chunk that comes late finds its place taken.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,14 +22,11 @@ from chasqui.errors import ChasquiError, QueueFullError
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
 
-STAGE: Final = scripts.load("spark_stage")
 BEGIN: Final = scripts.load("spark_begin")
 PUBLISH: Final = scripts.load("spark_publish")
 DONE: Final = scripts.load("spark_done")
 DROP: Final = scripts.load("spark_drop")
 
-#: Jobs that one script call publishes: about 2 ms of the server's time.
-SLICE: Final = 500
 #: How long the last epoch of a write is remembered once it is published.
 REMEMBERED_S: Final = 30 * 86_400
 
@@ -36,9 +37,10 @@ class StageLostError(ChasquiError):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One stage list: its key and its number of jobs."""
+    """What a task has staged: the key, its chunks, their jobs."""
 
     key: bytes
+    chunks: int
     jobs: int
 
 
@@ -98,30 +100,27 @@ class Transaction:
                 scripts.call(
                     BEGIN,
                     [self._record, *(one.key for one in staged)],
-                    [epoch, *(one.jobs for one in staged)],
+                    [epoch, sum(one.jobs for one in staged), *(one.chunks for one in staged)],
                     Effect.IDEMPOTENT,
                 )
             )
             if answer == b"resume":
                 last, *keys = rest
-                moved += self._publish(last, keys)
+                moved += self._resume(last, keys)
                 continue  # if it was this epoch, the next answer is `done`
             if answer == b"lost":
-                raise StageLostError(
-                    f"rows staged for queue {self._keys.queue!r} are gone ({rest[0].decode()}): "
-                    "run the batch again, with a longer stageTtl if it took that long"
-                )
+                raise self._lost(rest[0])
             if answer == b"done":
                 self.drop([one.key for one in staged])
                 return moved
-            return moved + self._publish(epoch, [one.key for one in staged])
+            return moved + self._publish(epoch, {one.key: one.chunks for one in staged})
 
     def resume(self) -> int:
         """Publish what was recorded and never finished; how many jobs."""
         record = self._connection.run(read_record(self._keys, self._app_id))
         if record is None or record.state != "publishing":
             return 0
-        return self._publish(record.epoch, record.keys)
+        return self._resume(record.epoch, record.keys)
 
     def discard(self) -> int:
         """Forget a write and drop what it has staged; how many jobs that were."""
@@ -134,31 +133,44 @@ class Transaction:
         return record.left
 
     def drop(self, staged: Sequence[bytes]) -> int:
-        """Drop stage lists that no record needs; how many."""
+        """Drop stages that no record needs; how many."""
         if not staged:
             return 0
         request = scripts.call(DROP, [self._record, *staged], [], Effect.IDEMPOTENT)
         dropped: int = self._connection.call(request)
         return dropped
 
-    def _publish(self, epoch: int, keys: Sequence[bytes]) -> int:
-        moved = sum(self._publish_list(epoch, key) for key in keys)
+    def _resume(self, epoch: int, keys: Sequence[bytes]) -> int:
+        chunks = self._connection.run(_chunks(keys))
+        return self._publish(epoch, dict(zip(keys, chunks, strict=True)))
+
+    def _publish(self, epoch: int, chunks: Mapping[bytes, int]) -> int:
+        """Publish what is staged under these keys, in so many chunks each; how many jobs."""
+        moved = 0
+        for key, count in chunks.items():
+            for number in range(count):
+                moved += self._publish_chunk(epoch, key, number)
         self._connection.call(
-            scripts.call(DONE, [self._record, *keys], [epoch, REMEMBERED_S], Effect.IDEMPOTENT)
+            scripts.call(DONE, [self._record, *chunks], [epoch, REMEMBERED_S], Effect.IDEMPOTENT)
         )
         return moved
 
-    def _publish_list(self, epoch: int, key: bytes) -> int:
+    def _publish_chunk(self, epoch: int, key: bytes, number: int) -> int:
         names = [self._record, key, self._keys.stream, self._keys.delayed, self._keys.wake]
         waits = full_waits_s()
         total = 0
         while True:
-            moved, left, depth = self._connection.call(
-                scripts.call(PUBLISH, names, [epoch, SLICE, self._max_backlog], Effect.IDEMPOTENT)
+            reply: list[int] = self._connection.call(
+                scripts.call(PUBLISH, names, [epoch, number, self._max_backlog], Effect.IDEMPOTENT)
             )
-            if moved < 0 or not left:
-                return total + max(0, int(moved))
+            if reply == [-1]:  # somebody else has published all of it
+                return total
+            if reply == [-2]:
+                raise self._lost(key)
+            moved, is_left, depth = reply
             total += moved
+            if not is_left:
+                return total
             if moved:
                 waits = full_waits_s()
             elif self._waits:
@@ -166,21 +178,31 @@ class Transaction:
             else:
                 raise QueueFullError(self._keys.queue, depth, self._max_backlog)
 
+    def _lost(self, key: bytes) -> StageLostError:
+        return StageLostError(
+            f"rows staged for queue {self._keys.queue!r} are gone ({key.decode()}): run the batch "
+            "again, with a longer stageTtl if it took that long"
+        )
+
+
+def _chunks(keys: Sequence[bytes]) -> Plan[list[int]]:
+    """How many chunks are staged under each key."""
+    if not keys:
+        return []
+    lengths = yield commands(*(("HLEN", key) for key in keys), effect=Effect.READ)
+    return lengths if len(keys) > 1 else [lengths]
+
 
 def read_record(keys: Keys, app_id: str) -> Plan[Record | None]:
     """What is known of a write; None if nothing."""
-    fields = ("epoch", "state", "jobs", "at", "keys")
-    epoch, state, jobs, at_s, names = yield commands(
+    fields = ("epoch", "state", "jobs", "left", "at", "keys")
+    epoch, state, jobs, left, at_s, names = yield commands(
         ("HMGET", record_key(keys, app_id), *fields), effect=Effect.READ
     )
     if epoch is None:
         return None
     staged = tuple(names.split(b"\n")) if names else ()
-    left = 0
-    if staged:
-        lengths = yield commands(*(("LLEN", one) for one in staged), effect=Effect.READ)
-        left = (sum(lengths) if len(staged) > 1 else lengths) // 3
-    return Record(app_id, int(epoch), state.decode(), int(jobs), int(at_s), staged, left)
+    return Record(app_id, int(epoch), state.decode(), int(jobs), int(at_s), staged, int(left))
 
 
 def list_records(keys: Keys) -> Plan[list[Record]]:

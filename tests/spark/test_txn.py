@@ -153,12 +153,29 @@ def test_two_drivers_that_commit_one_epoch_at_once_publish_it_once(
 
 def test_replies_lost_on_the_way_double_nothing(each_server: Server, queue_name: str):
     redis = Redis(each_server.url, queue_name)
-    for nth in range(1, 14):
+    steps = [("HSETNX", 1), ("HSETNX", 3), *(("EVALSHA", nth) for nth in range(1, 7))]
+    for epoch, (command, nth) in enumerate(steps):
         with Proxy(each_server.url) as proxy:
-            it = writer(proxy.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=nth)
-            proxy.fail(Fault.CUT_AFTER, "EVALSHA", nth=nth)
-            it.commit([it.write(rows(nth * 1000, nth * 1000 + 1000))])
-    assert numbers(redis) == list(range(1000, 14_000))
+            it = writer(proxy.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=epoch)
+            proxy.fail(Fault.CUT_AFTER, command, nth=nth)
+            it.commit([it.write(rows(epoch * 1000, epoch * 1000 + 1000))])
+    assert numbers(redis) == list(range(len(steps) * 1000))
+
+
+def test_a_chunk_that_comes_late_is_not_published_again(each_server: Server, queue_name: str):
+    """A link that was given up may still deliver what was sent over it."""
+    redis = Redis(each_server.url, queue_name)
+    it = writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app", maxBacklog=500,
+                onBacklog="fail")  # fmt: skip
+    messages = [it.write(rows(0, 800))]
+    key = messages[0].staged[0][1].key
+    first = redis("HGET", key, 0)
+    with pytest.raises(QueueFullError):
+        it.commit(messages)
+    assert redis("HSETNX", key, 0, first) == 0, "its place is taken, though it was published"
+    again = writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app")
+    again.commit([again.write(rows(0, 800))])
+    assert numbers(redis) == list(range(800))
 
 
 #: Forks a driver for every line it reads, tells its pid, and at its end how that was.
@@ -182,7 +199,7 @@ for line in sys.stdin:
 def test_a_driver_killed_at_any_step_leaves_what_the_next_one_finishes(
     redis_86: Server, valkey_9: Server, queue_name: str
 ):
-    """The process dies right after, or right before, each script of the protocol."""
+    """The process dies right after, or right before, each step of the protocol."""
     command = [sys.executable, "-c", textwrap.dedent(DRIVERS)]
     with subprocess.Popen(
         command,
@@ -193,30 +210,38 @@ def test_a_driver_killed_at_any_step_leaves_what_the_next_one_finishes(
         bufsize=1,
     ) as drivers:
         for server, fault in ((redis_86, Fault.SWALLOW), (valkey_9, Fault.CUT_BEFORE)):
-            step = 1
-            while kill_at(drivers, server, fault, step, f"{queue_name}-{step}-{fault.value}"):
-                step += 1
-            assert step > 8, "stage, begin, publish, done"
+            for command, steps in (("HSETNX", 3), ("EVALSHA", 5)):
+                step = 1
+                while kill_at(
+                    drivers, server, fault, command, step, f"{queue_name}-{command}-{step}"
+                ):
+                    step += 1
+                assert step > steps, "each chunk staged; begin, each chunk published, done"
         assert drivers.stdin is not None
         drivers.stdin.close()
 
 
 def kill_at(
-    drivers: "subprocess.Popen[str]", server: Server, fault: Fault, step: int, queue: str
+    drivers: "subprocess.Popen[str]",
+    server: Server,
+    fault: Fault,
+    command: str,
+    step: int,
+    queue: str,
 ) -> bool:
     """Kill a driver at a step, let another one write the same, and see that nothing is missing or
     doubled. False if the driver was done before the step."""
     assert drivers.stdin is not None
     assert drivers.stdout is not None
     with Proxy(server.url) as proxy:
-        proxy.fail(fault, "EVALSHA", nth=step, times=1000)
+        proxy.fail(fault, command, nth=step, times=1000)
         print(proxy.url, queue, file=drivers.stdin, flush=True)
         pid = int(drivers.stdout.readline())
         ended: list[int] = []
         watcher = threading.Thread(target=lambda: ended.append(int(drivers.stdout.readline())))
         watcher.start()
         deadline_s = time.monotonic() + 30
-        while not ended and proxy.count("EVALSHA") < step:
+        while not ended and proxy.count(command) < step:
             assert time.monotonic() < deadline_s
             watcher.join(0.001)
         if not ended:
@@ -225,7 +250,7 @@ def kill_at(
     redis = Redis(server.url, queue)
     it = writer(server.url, SCHEMA, queue=queue, txnAppId="app", txnVersion=1)
     it.commit([it.write(rows(0, 900))])
-    assert numbers(redis) == list(range(900)), (step, fault)
+    assert numbers(redis) == list(range(900)), (command, step, fault)
     assert len(set(ids(redis))) == 900
     assert len(redis.spark_keys()) <= 3, "the record, and what the dead tasks staged"
     return ended == [-signal.SIGKILL]

@@ -9,15 +9,30 @@ from typing import Any
 import msgpack
 import pytest
 
-from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import encode_delayed_member, encode_envelope, encode_retry
 from chasqui._core.reply import ReplyReader
 from chasqui._core.ulid import UlidFactory
 from chasqui.spark.options import Options
-from chasqui.spark.wire import CorruptEntryError, EventDecoder, JobDecoder
+from chasqui.spark.shaping import CorruptEntryError, Shaper
+from chasqui.spark.wire import EventDecoder, JobDecoder, delayed_batch
 from tests.spark.direct import schema_of, struct
 
 EVENTS = Options.parse({"queue": "q", "table": "events"}, "r")
+DELAYED = Options.parse({"queue": "q", "table": "delayed"}, "r")
+
+
+def batch_of(decoder: EventDecoder | JobDecoder, page: list[Any]) -> Any:
+    """A page of XRANGE, through the core and the decoder."""
+    reply = b"*%d\r\n" % len(page)
+    for entry_id, fields in page:
+        reply += b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(entry_id), entry_id, len(fields))
+        reply += b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in fields)
+    reader, builder = ReplyReader(), decoder.builder()
+    reader.feed(reply)
+    assert reader.read(builder) == (len(page), page[-1][0])
+    batch = decoder.batch("q", builder.take())
+    batch.validate(full=True)
+    return batch
 
 
 def at(ms: int) -> datetime:
@@ -59,7 +74,7 @@ def test_events_are_what_plain_python_reads_out_of_them():
                 "extra": [("later", "new"), ("more", "x")] if i % 7 == 0 else [],
             }
         )
-    assert EventDecoder(schema_of(EVENTS)).batch("q", page).to_pylist() == expected
+    assert batch_of(EventDecoder(schema_of(EVENTS)), page).to_pylist() == expected
 
 
 def test_an_odd_value_costs_itself_and_not_its_page():
@@ -68,7 +83,7 @@ def test_an_odd_value_costs_itself_and_not_its_page():
         [b"2-0", [b"e", b"active", b"id", b"b", b"ts", b"5", b"attempt", b"2"]],
         [b"3-0", [b"e", b"drained", b"id", b"", b"ts", b"6"]],
     ]
-    rows = EventDecoder(schema_of(EVENTS)).batch("q", page).to_pylist()
+    rows = batch_of(EventDecoder(schema_of(EVENTS)), page).to_pylist()
     assert [row["event"] for row in rows] == ["\ufffd\ufffd", "active", "drained"]
     assert [row["ts"] for row in rows] == [None, at(5), at(6)]
     assert [row["attempt"] for row in rows] == [None, 2, None]
@@ -78,7 +93,7 @@ def test_an_odd_value_costs_itself_and_not_its_page():
 def test_only_the_wanted_columns_are_there():
     decoder = EventDecoder(schema_of(EVENTS, "job_created_at", "event"))
     page = [[b"1-0", [b"e", b"active", b"id", b"01ARZ3NDEKTSV4RRFFQ69G5FAV", b"x", b"y"]]]
-    (row,) = decoder.batch("q", page).to_pylist()
+    (row,) = batch_of(decoder, page).to_pylist()
     assert list(row) == ["job_created_at", "event"]
     assert row["job_created_at"] == at(1_469_922_850_259)
 
@@ -87,16 +102,8 @@ def test_only_the_wanted_columns_are_there():
 
 
 def entries(*rows: list[Any]) -> list[Any]:
-    """Entries as the connection gives them for a reply of XRANGE."""
-    reply = b"*%d\r\n" % len(rows)
-    for i, fields in enumerate(rows):
-        entry_id = b"%d-0" % (1000 + i)
-        reply += b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(entry_id), entry_id, len(fields))
-        reply += b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in fields)
-    reader = ReplyReader()
-    reader.feed(reply)
-    found: list[Any] = reader.read(EntryBuilder("range", 1 << 40))
-    return found
+    """A page of these jobs."""
+    return [[b"%d-0" % (1000 + i), fields] for i, fields in enumerate(rows)]
 
 
 GOOD = encode_envelope("job-1", msgpack.packb({"n": 1, "to": "ada"}), 1_700_000_000_000, 2)
@@ -121,7 +128,7 @@ def decoder(*columns: str, **given: str) -> JobDecoder:
 
 
 def test_jobs_that_cannot_be_read_keep_their_bytes_aside():
-    rows = decoder().batch("q", entries(*PAGE)).to_pylist()
+    rows = batch_of(decoder(), entries(*PAGE)).to_pylist()
     assert [row["job_id"] for row in rows] == ["job-1", None, None, "job-2"]
     assert [row["_corrupt"] for row in rows] == [None, b"\x93garbage", b"", None]
     assert rows[0]["payload"] == msgpack.packb({"n": 1, "to": "ada"})
@@ -140,10 +147,10 @@ def test_jobs_that_cannot_be_read_keep_their_bytes_aside():
 
 
 def test_they_are_dropped_or_fail_if_asked():
-    rows = decoder(parseMode="DROPMALFORMED").batch("q", entries(*PAGE)).to_pylist()
+    rows = batch_of(decoder(parseMode="DROPMALFORMED"), entries(*PAGE)).to_pylist()
     assert [row["job_id"] for row in rows] == ["job-1", "job-2"]
     with pytest.raises(CorruptEntryError, match="jobs of queue 'q' cannot be read: 1001-0"):
-        decoder(parseMode="failfast").batch("q", entries(*PAGE))
+        batch_of(decoder(parseMode="failfast"), entries(*PAGE))
 
 
 def test_payloads_come_as_json_or_as_a_struct():
@@ -153,7 +160,7 @@ def test_payloads_come_as_json_or_as_a_struct():
         [b"d", encode_envelope("job-4", msgpack.packb({"n": "seven"}), 1)],
         [b"d", encode_envelope("job-5", b"\xc1", 1)],
     ]
-    rows = decoder("job_id", "payload", "_corrupt", payloadFormat="json").batch("q", entries(*page))
+    rows = batch_of(decoder("job_id", "payload", "_corrupt", payloadFormat="json"), entries(*page))
     texts = rows.column("payload").to_pylist()
     assert json.loads(texts[0]) == {"n": 1, "to": "ada"}
     assert json.loads(texts[4]) == ["no", "map", "AP8="]
@@ -163,7 +170,7 @@ def test_payloads_come_as_json_or_as_a_struct():
     typed = JobDecoder(
         options, struct(job_id="string", payload="struct<n: bigint, to: string>", _corrupt="binary")
     )
-    rows = typed.batch("q", entries(*page)).to_pylist()
+    rows = batch_of(typed, entries(*page)).to_pylist()
     assert rows[0]["payload"] == {"n": 1, "to": "ada"}
     assert [row["payload"] for row in rows[4:]] == [None, None, None]
     assert [row["_corrupt"] for row in rows[4:]] == [fields[1] for fields in page[4:]]
@@ -175,7 +182,7 @@ def test_delayed_members_are_read_the_same_way():
         (b"\xff\xff\xff\xffx", 1.0),
         (encode_delayed_member("", b"\x93garbage"), 2.0),
     ]
-    rows = decoder(table="delayed").delayed_batch("q", members).to_pylist()
+    rows = delayed_batch(Shaper(DELAYED, schema_of(DELAYED)), "q", members).to_pylist()
     assert [row["job_id"] for row in rows] == ["job-1", None, None]
     assert [row["run_at"] for row in rows] == [at(1_800_000_000_000), at(1), at(2)]
     assert [row["_corrupt"] for row in rows[1:]] == [members[1][0], members[2][0]]
@@ -183,5 +190,5 @@ def test_delayed_members_are_read_the_same_way():
 
 def test_times_that_cannot_be_are_null():
     far = encode_envelope("far", b"\xc0", 2**63)
-    rows = decoder("created_at", "job_id").batch("q", entries([b"d", far])).to_pylist()
+    rows = batch_of(decoder("created_at", "job_id"), entries([b"d", far])).to_pylist()
     assert rows == [{"created_at": None, "job_id": "far"}]

@@ -1,0 +1,41 @@
+cimport cython
+from libc.stdint cimport int64_t
+
+cdef enum Kind:
+    TEXT                        # UTF-8
+    BINARY
+    INT32
+    INT64
+    MOMENT                      # unix milliseconds, kept as microseconds
+    ULID                        # the moment in a ULID
+    SKIPPED                     # known, so no extra, but not wanted
+
+
+cdef struct Block:
+    char* data                  # on the heap; NULL until the first reserve
+    Py_ssize_t size             # bytes in use
+    Py_ssize_t room             # bytes that fit
+
+
+@cython.final
+cdef class Column:
+    cdef readonly str name
+    cdef int kind               # one of Kind
+    cdef bytes field            # the field of the entry that it is filled from; None: made from something else
+    cdef Py_ssize_t rows        # rows that it has
+    cdef Py_ssize_t nulls       # and how many of them hold nothing
+    cdef Block values           # numbers of one width, or the bytes of all texts
+    cdef Block ends             # of texts: where each ends in `values`, int32
+    cdef Block is_there         # a byte per row
+
+    cdef int put_text(self, const char* text, Py_ssize_t size) except -1
+    cdef int put_bytes(self, const char* data, Py_ssize_t size) except -1
+    cdef int put_number(self, int64_t number) except -1
+    cdef int put_null(self) except -1
+    cdef int cut(self, Py_ssize_t rows) except -1
+    cdef int _put_end(self) except -1
+    cdef object take(self)
+
+
+cdef char* reserve(Block* block, Py_ssize_t size) except NULL
+cdef bytes take_block(Block* block)

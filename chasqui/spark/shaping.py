@@ -1,0 +1,148 @@
+"""Rows of jobs: payloads in the shape that was asked for, what cannot be read kept aside."""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from chasqui.errors import ChasquiError, PayloadError
+from chasqui.payload import decode
+from chasqui.spark.options import Options
+from chasqui.spark.schemas import PAYLOADS, arrow_schema
+
+_ANY_SIZE = 1 << 40
+_DOES_NOT_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class CorruptEntryError(ChasquiError):
+    """An entry cannot be read, and the query asked to fail then."""
+
+
+@dataclass(slots=True)
+class JobRows:
+    """Rows that were read and not yet shaped."""
+
+    size: int
+    #: Columns that are as they shall be.
+    arrays: dict[str, Any]
+    #: Binary; null where there is none.
+    payloads: Any = None
+    #: Binary: what each row was read from. Needed where payloads are decoded.
+    envelopes: Any = None
+    #: By row, the bytes that could not be read.
+    corrupt: dict[int, bytes] = field(default_factory=dict)
+    #: By row, where a job overrides something.
+    retries: Mapping[int, Any] = field(default_factory=dict)
+
+    def spoil(self, row: int) -> None:
+        self.corrupt[row] = self.envelopes[row].as_py() or b""
+
+
+class Shaper:
+    """Makes record batches of one table of jobs."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.schema = arrow_schema(schema)
+        self._table = options.table
+        self._format = options.payload_format
+        self._parse_mode = options.parse_mode
+        self._payload = PAYLOADS[options.table]
+
+    @property
+    def decodes_payloads(self) -> bool:
+        return self._format != "raw" and self._payload in self.schema.names
+
+    def batch(self, queue: str, rows: JobRows, place: Callable[[int], str]) -> Any:
+        """The rows as a record batch. `place` says where a row was, for an error."""
+        arrays = dict(rows.arrays)
+        if self._payload in self.schema.names:  # first: it may find more that is corrupt
+            kind = self.schema.field(self._payload).type
+            arrays[self._payload] = self._payloads(rows, kind)
+        if rows.corrupt and self._parse_mode == "FAILFAST":
+            raise CorruptEntryError(
+                f"an entry of {self._table} of queue {queue!r} cannot be read: "
+                f"{place(min(rows.corrupt))}"
+            )
+        for column in self.schema:
+            if column.name not in arrays:
+                arrays[column.name] = _array(column.name, column.type, queue, rows)
+        batch = pa.RecordBatch.from_arrays(
+            [arrays[column.name] for column in self.schema], schema=self.schema
+        )
+        if rows.corrupt and self._parse_mode == "DROPMALFORMED":
+            batch = batch.filter(pa.array([i not in rows.corrupt for i in range(rows.size)]))
+        return batch
+
+    def _payloads(self, rows: JobRows, kind: Any) -> Any:
+        if self._format == "raw":
+            return rows.payloads
+        values: list[Any] = rows.payloads.to_pylist()
+        for i, data in enumerate(values):
+            if data is not None:
+                values[i] = self._shaped(data, rows, i)
+        try:
+            return pa.array(values, kind)
+        except _DOES_NOT_FIT:
+            return _one_by_one(values, kind, rows)
+
+    def _shaped(self, data: bytes, rows: JobRows, row: int) -> Any:
+        try:
+            value = decode(data, max_bytes=_ANY_SIZE)
+            if self._format == "json":
+                return json.dumps(value, ensure_ascii=False, default=_json_of)
+        except (PayloadError, TypeError, ValueError):
+            value = None
+        if not isinstance(value, dict):
+            rows.spoil(row)
+            return None
+        return value
+
+
+def _one_by_one(values: list[Any], kind: Any, rows: JobRows) -> Any:
+    for i, value in enumerate(values):
+        try:
+            pa.array([value], kind)
+        except _DOES_NOT_FIT:
+            values[i] = None
+            rows.spoil(i)
+    return pa.array(values, kind)
+
+
+def _array(name: str, kind: Any, queue: str, rows: JobRows) -> Any:
+    if name == "queue":
+        return pa.repeat(pa.scalar(queue, pa.string()), rows.size)
+    found: Mapping[int, Any] = rows.corrupt
+    if name == "retry":
+        found = {row: _retry(*one) for row, one in rows.retries.items()}
+    else:
+        assert name == "_corrupt", name
+    if not found:
+        return pa.nulls(rows.size, kind)
+    return pa.array([found.get(i) for i in range(rows.size)], kind)
+
+
+def _retry(max_attempts: int | None, backoff: tuple[Any, ...] | None) -> dict[str, Any]:
+    kind, delay_ms, max_delay_ms, multiplier, jitter_ms = backoff or (None,) * 5
+    return {
+        "max_attempts": max_attempts,
+        "backoff_kind": kind,
+        "delay_ms": _bounded(delay_ms),
+        "max_delay_ms": _bounded(max_delay_ms),
+        "multiplier": multiplier,
+        "jitter_ms": _bounded(jitter_ms),
+    }
+
+
+def _bounded(value: int | None) -> int | None:
+    return None if value is None else min(value, 2**63 - 1)
+
+
+def _json_of(value: object) -> str:
+    """Bytes as base64, as Spark's own to_json writes them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError
