@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.built
@@ -10,7 +11,7 @@ PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz faults faults-long bench bench-check servers spark-venv demo-spark interop-venv clean
+.PHONY: help build demo test test-fast lint types fuzz faults faults-long chaos chaos-peers bench bench-check servers spark-venv demo-spark interop-venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +44,12 @@ faults: build servers ## Run every fault of the catalogue; the results go to tes
 
 faults-long: build servers ## Run the faults that need minutes each
 	@$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)
+
+chaos: build servers ## Harm producers, workers and a server by a seeded schedule (CHAOS_ARGS="--seed 1")
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+chaos-peers: build servers ## The same faults for other queues (CHAOS_ARGS="--peer arq")
+	@$(BIN)/python -m tests.chaos --peers $(CHAOS_ARGS)
 
 bench: build servers ## Measure against other queues and the machine's limit (BENCH_ARGS=--quick)
 	@$(BIN)/python $(PIP) install 'chasqui[bench]'

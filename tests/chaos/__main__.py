@@ -1,0 +1,140 @@
+"""`python -m tests.chaos`: N jobs, seeded faults, a table; 1 if anything is wrong."""
+
+import argparse
+import json
+import random
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.chaos.conduct import Conductor
+from tests.chaos.judge import Result, Tally
+from tests.chaos.schedule import draw, kinds_of
+from tests.chaos.stage import Stage
+from tests.chaos.subjects import PEERS, SUBJECTS, InstallError, Subject
+from tests.chaos.table import show
+from tests.servers import KINDS
+
+WORKERS, PRODUCERS = 4, 3
+LEASE_MS = 3000
+
+
+def run(
+    subject: Subject,
+    server: str,
+    *,
+    jobs: int,
+    faults: int,
+    seed: int,
+    lease_ms: int = LEASE_MS,
+    only: list[str] | None = None,
+    console: Console | None = None,
+) -> Result:
+    """One run, from the first process to the verdict."""
+    console = console or Console(stderr=True)
+    kinds = kinds_of(is_ours=subject.is_ours, only=only)
+    schedule = draw(seed, faults, kinds)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn(), TextColumn("{task.fields[now]}", style="yellow"))  # fmt: skip
+    sizes = {"jobs": jobs, "workers": WORKERS, "producers": PRODUCERS, "lease_ms": lease_ms}
+    with Stage(subject, server, **sizes) as stage, Progress(*columns, console=console) as progress:
+        task = progress.add_task(f"{subject.title} on {server}", total=jobs, now="")
+
+        def report(tally: Tally, struck: int, now: str) -> None:
+            done = f"fault {struck} of {faults} {now}"
+            progress.update(task, completed=tally.settled, now=done)
+
+        return Conductor(stage, schedule, report).run()
+
+
+def main() -> int:
+    arguments = _parse()
+    if arguments.report:
+        from tests.chaos.report import write
+
+        write()
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
+    console = Console()
+    seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
+    names = arguments.peer or [arguments.subject]
+    code = 0
+    for name in names:
+        subject = SUBJECTS[name]
+        told = _told(arguments, subject, seed)
+        console.print(f"seed {seed}: repeat with [bold]{told['command']}[/]", soft_wrap=True)
+        try:
+            subject.prepare(console.print)
+        except InstallError as error:
+            console.print(f"[red]{name} could not be set up: {error}[/]")
+            _save(arguments.json, {**told, "missing": str(error)}, many=len(names) > 1)
+            continue
+        result = run(
+            subject, arguments.server, jobs=arguments.jobs, faults=arguments.faults, seed=seed,
+            lease_ms=arguments.lease_ms, only=arguments.only, console=console,
+        )  # fmt: skip
+        show(console, result, told)
+        _save(arguments.json, {**told, **_summary(result)}, many=len(names) > 1)
+        if result.violations and not arguments.peer:
+            code = 1
+    return code
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--seed", type=int, help="the schedule; a random one unless given")
+    parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
+    parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    parser.add_argument("--only", action="append", metavar="FAULT", help="this kind, and no other")
+    parser.add_argument("--subject", choices=["chasqui", "broken"], default="chasqui")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="another queue instead")
+    parser.add_argument("--peers", action="store_true", help="all other queues, or those of --peer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--report", action="store_true", help="write docs/reliability.md")
+    arguments = parser.parse_args()
+    if arguments.peers and not arguments.peer:
+        arguments.peer = list(PEERS)
+    return arguments
+
+
+def _told(arguments: argparse.Namespace, subject: Subject, seed: int) -> dict[str, Any]:
+    words = ["python -m tests.chaos", f"--jobs {arguments.jobs}", f"--faults {arguments.faults}",
+             f"--seed {seed}", f"--server {arguments.server}"]  # fmt: skip
+    if arguments.lease_ms != LEASE_MS:
+        words.append(f"--lease-ms {arguments.lease_ms}")
+    if arguments.peer:
+        words.append(f"--peer {subject.name}")
+    words += [f"--only '{kind}'" for kind in arguments.only or ()]
+    return {
+        "subject": subject.name, "title": subject.title, "settings": subject.settings,
+        "server": arguments.server, "seed": seed, "lease_ms": arguments.lease_ms,
+        "command": " ".join(words),
+    }  # fmt: skip
+
+
+def _summary(result: Result) -> dict[str, Any]:
+    from tests.chaos.table import quantiles
+
+    told = asdict(result) | {"violations": result.violations}
+    for name in ("taken_over_s", "resumed_s"):
+        told[name] = quantiles(getattr(result, name))
+    return told
+
+
+def _save(path: Path | None, told: dict[str, Any], *, many: bool) -> None:
+    if path is None:
+        return
+    if many:
+        path = path.with_name(f"{path.stem}-{told['subject']}{path.suffix}")
+    path.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Judges a run by its books: what is lost, unexpected, stuck or done too often, and how late."""
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import redis
+
+from tests.chaos.jobs import plan_of
+from tests.chaos.scene import Record
+from tests.chaos.stage import QUEUE, Stage
+from tests.facts import Fact, Ledger
+from tests.ledger import Audit, Census, audit
+
+_MARK = re.compile(rb"chaos-job:(\d+):")
+#: Links that a worker may have more at the end than at the start: those that are just replaced.
+FDS_SLACK = 6
+#: What producers write down of an add.
+OUTCOMES = ("try", "ok", "unknown", "refused")
+
+
+class Tally:
+    """What the books say so far, kept up to date while they are written."""
+
+    def __init__(self, ledger: Ledger, jobs: int) -> None:
+        self._ledger = ledger
+        self.facts: list[Fact] = []
+        self.counts: Counter[str] = Counter()
+        self.by_outcome: dict[str, set[int]] = {kind: set() for kind in OUTCOMES}
+        self.completed: set[int] = set()
+        self.buried: set[int] = set()
+        #: Processes that have completed a job.
+        self.finishers: set[str] = set()
+
+    @property
+    def settled(self) -> int:
+        """Jobs that need nothing more."""
+        return len(self.completed) + len(self.buried) + self.counts["refused"]
+
+    def unfinished(self) -> set[int]:
+        """Jobs that were added for sure and have not been done."""
+        return self.by_outcome["ok"] - self.completed - self.buried
+
+    def read(self) -> None:
+        fresh = self._ledger.read_more()
+        self.facts += fresh
+        for fact in fresh:
+            self.counts[fact.kind] += 1
+            if fact.kind == "end":
+                self.completed.add(fact.n)
+                self.finishers.add(fact.who)
+            elif fact.kind == "bury":
+                self.buried.add(fact.n)
+            elif fact.kind in self.by_outcome:
+                self.by_outcome[fact.kind].add(fact.n)
+
+
+@dataclass
+class Result:
+    """What a run says, as it goes into the table and the JSON file."""
+
+    jobs: int = 0
+    confirmed: int = 0
+    refused: int = 0
+    unknown: int = 0
+    #: Of the unknown ones, those that were added.
+    recovered: int = 0
+    lost: int = 0
+    unexpected: int = 0
+    stuck: int = 0
+    #: In two places at once, or both done and dead.
+    doubled: int = 0
+    #: Dead although their handler would have succeeded.
+    buried_wrongly: int = 0
+    extra_runs: int = 0
+    #: The most that the faults allow; None where that cannot be known.
+    extra_bound: int | None = None
+    overlapping: int = 0
+    completed: int = 0
+    dead: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    #: Seconds from the loss of a worker until each of its jobs began elsewhere.
+    taken_over_s: list[float] = field(default_factory=list)
+    #: Seconds from the end of each fault until the next job was done.
+    resumed_s: list[float] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    #: Some of the numbers behind each figure that should be 0.
+    examples: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def violations(self) -> list[str]:
+        """What must not be, in words; empty if all is well."""
+        names = ("lost", "unexpected", "stuck", "doubled", "buried_wrongly")
+        found = [f"{name}: {getattr(self, name)}" for name in names if getattr(self, name)]
+        if self.extra_bound is not None and self.extra_runs > self.extra_bound:
+            found.append(f"{self.extra_runs} extra runs, {self.extra_bound} are allowed")
+        return found + self.errors
+
+
+def judge(
+    stage: Stage, tally: Tally, records: list[Record], before: Any, after: Any, *, seconds: float,
+    hang: bool, exit_codes: list[int | None], lives: int,
+) -> Result:  # fmt: skip
+    """The verdict. `hang`: the queue never came to rest; `lives`: workers that were there then."""
+    facts = sorted(tally.facts, key=lambda fact: fact.at_s)
+    outcomes = tally.by_outcome
+    unknown = outcomes["try"] - outcomes["ok"] - outcomes["refused"]
+    found, places = _audit(stage, tally, facts, unknown)
+    stuck = found.stuck | places if hang else found.stuck
+    faults = Counter(r.kind for r in records if r.target != "skipped")
+    result = Result(
+        jobs=len(outcomes["try"]),
+        confirmed=len(outcomes["ok"]),
+        refused=len(outcomes["refused"]),
+        unknown=len(unknown),
+        recovered=len(unknown & (tally.completed | tally.buried)),
+        lost=len(found.lost),
+        unexpected=len(found.unexpected),
+        stuck=len(stuck),
+        doubled=len(found.doubled | found.contradictory),
+        buried_wrongly=len(_buried_wrongly(stage)),
+        extra_runs=found.extra_runs,
+        extra_bound=sum(r.may_repeat for r in records) if stage.subject.is_ours else None,
+        overlapping=len(found.overlapping),
+        completed=len(tally.completed),
+        dead=len(tally.buried),
+        faults=dict(sorted(faults.items())),
+        taken_over_s=_taken_over(facts, records),
+        resumed_s=_resumed(facts, records),
+        before=asdict(before),
+        after=asdict(after),
+        seconds=round(seconds, 1),
+        errors=[r.error for r in records if r.error],
+    )
+    for name, numbers in (("lost", found.lost), ("unexpected", found.unexpected), ("stuck", stuck),
+                          ("doubled", found.doubled | found.contradictory)):  # fmt: skip
+        if numbers:
+            result.examples[name] = sorted(numbers)[:10]
+    if stage.subject.is_ours:
+        if hang and not places:
+            result.errors.append("the queue never came to rest")
+        result.errors += [f"a worker ended with {code}" for code in exit_codes if code != 0]
+        if max(after.fds, default=0) > max(before.fds, default=0) + FDS_SLACK:
+            result.errors.append(f"open files grew from {before.fds} to {after.fds}")
+    return result
+
+
+def _audit(
+    stage: Stage, tally: Tally, facts: list[Fact], unknown: set[int]
+) -> tuple[Audit, set[int]]:
+    """What is wrong, and which jobs are still somewhere on their way."""
+    if stage.subject.is_ours:
+        census = stage.ask(lambda client: Census.take(stage.server.url, QUEUE))
+        on_the_way = {*census.stream, *census.delayed}
+    else:
+        on_the_way = stage.ask(numbers_anywhere) - tally.completed
+        census = Census(stream=list(on_the_way), pending={}, delayed=[], dlq=[])
+    found = audit(
+        tally.by_outcome["ok"],
+        facts,
+        census,
+        unknown=unknown,
+        lease_ms=int(stage.lease_s * 1000),
+        runs_of=lambda n: plan_of(n, is_mixed=stage.subject.is_mixed).runs,
+    )
+    return found, on_the_way
+
+
+def _buried_wrongly(stage: Stage) -> set[int]:
+    """Jobs in the DLQ whose handler would have succeeded."""
+    if not stage.subject.is_ours:
+        return set()
+    dead = Census.take(stage.server.url, QUEUE).dlq
+    return {n for n in dead if not plan_of(n, is_mixed=stage.subject.is_mixed).ends_dead}
+
+
+def numbers_anywhere(client: redis.Redis) -> set[int]:
+    """Every job whose mark is in any key, whatever queue it belongs to."""
+    found: set[int] = set()
+    for key in client.scan_iter(count=1000):
+        kind = client.type(key).decode()
+        if kind == "string":
+            values: Any = client.get(key)
+        elif kind == "list":
+            values = client.lrange(key, 0, -1)
+        elif kind == "hash":
+            values = client.hgetall(key)
+        elif kind == "zset":
+            values = client.zrange(key, 0, -1)
+        elif kind == "set":
+            values = client.smembers(key)
+        else:
+            values = client.xrange(key)
+        text = key + (values if isinstance(values, bytes) else repr(values).encode())
+        found.update(int(n) for n in _MARK.findall(text))
+    return found
+
+
+def _taken_over(facts: list[Fact], records: list[Record]) -> list[float]:
+    """For each job that ran when its worker was lost: how long until it began elsewhere."""
+    starts = defaultdict(list)
+    for fact in facts:
+        if fact.kind == "start":
+            starts[fact.n].append(fact)
+    done = {(fact.n, fact.who) for fact in facts if fact.kind in ("end", "fail", "bury")}
+    waits = []
+    for record in records:
+        for who in record.lost:
+            lost_s = next((f.at_s for f in facts if f.kind == "dead" and f.who == who), record.at_s)
+            for n, its in starts.items():
+                if any(f.who == who for f in its) and (n, who) not in done:
+                    later = [f.at_s for f in its if f.who != who and f.at_s > lost_s]
+                    waits += [round(later[0] - lost_s, 3)] if later else []
+    return sorted(waits)
+
+
+def _resumed(facts: list[Fact], records: list[Record]) -> list[float]:
+    """For each fault, how long after its end the next job was done, by those it struck."""
+    ends = [fact for fact in facts if fact.kind == "end"]
+    times = [fact.at_s for fact in ends]
+    waits = []
+    for record in records:
+        for i in range(bisect_left(times, record.over_s), len(ends)):
+            if not record.awaits or ends[i].who in record.awaits:
+                waits.append(round(times[i] - record.over_s, 3))
+                break
+    return sorted(waits)

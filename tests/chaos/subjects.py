@@ -1,0 +1,76 @@
+"""Whom the harness harms: how to start its workers and producers, and what can be asked of it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.environments import InstallError, ensure, folder_of, is_ready, python_of
+from bench.libraries import LIBRARIES, Environment
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = "tests.chaos.programs"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One queue library, or a broken one that the judge must catch."""
+
+    name: str
+    title: str
+    worker: tuple[str, ...]
+    producer: tuple[str, ...]
+    environment: Environment | None = None
+    #: The distributions whose versions make the result.
+    packages: tuple[str, ...] = ()
+    #: Keys, group and census are chasqui's, so all faults and all checks apply.
+    is_ours: bool = False
+    #: Jobs with delays, retries and failures, not only immediate ones.
+    is_mixed: bool = False
+    #: How it was set up, where that differs from its defaults.
+    settings: str = ""
+
+    def prepare(self, report: Callable[[str], None]) -> None:
+        """Install what it needs unless it is there; InstallError if that fails."""
+        if self.environment is not None and not is_ready(self.environment):
+            ensure(self.environment, report)
+
+
+def _ours() -> Subject:
+    worker = (sys.executable, "-m", "chasqui", "worker", f"{PROGRAMS}.chasqui:make")
+    producer = (sys.executable, "-m", f"{PROGRAMS}.chasqui")
+    return Subject("chasqui", "chasqui", worker, producer, is_ours=True, is_mixed=True)
+
+
+def _broken() -> Subject:
+    worker = (sys.executable, "-m", f"{PROGRAMS}.broken")
+    producer = (sys.executable, "-m", f"{PROGRAMS}.chasqui")
+    return Subject("broken", "acknowledges first", worker, producer, is_ours=True)
+
+
+def _peer(name: str, title: str, library: str, packages: tuple[str, ...], settings: str) -> Subject:
+    environment = LIBRARIES[library].environment
+    if environment.is_node:
+        program: tuple[str, ...] = ("node", str(ROOT / "tests/chaos/programs" / f"{name}.cjs"))
+    else:
+        program = (str(python_of(environment)), "-m", f"{PROGRAMS}.{name}")
+    return Subject(name, title, program, program, environment, packages, settings=settings)
+
+
+SUBJECTS: dict[str, Subject] = {
+    subject.name: subject
+    for subject in (
+        _ours(),
+        _broken(),
+        _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",), "claim_min_idle_ms = lease"),
+        _peer("arq", "arq", "arq", ("arq",), "job_timeout = lease, max_tries = 1000"),
+        _peer("saq", "SAQ", "saq", ("saq",), "timeout and heartbeat = lease, sweep every second"),
+        _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis"),
+              "idle_timeout = lease, acknowledged when executed"),
+        _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",),
+              "lockDuration and stalledInterval = lease, maxStalledCount = 1000"),
+    )
+}  # fmt: skip
+PEERS = tuple(name for name, subject in SUBJECTS.items() if subject.environment is not None)
+
+__all__ = ["PEERS", "ROOT", "SUBJECTS", "InstallError", "Subject", "folder_of"]

@@ -1,0 +1,58 @@
+"""A short run of the chaos, and controls: what is broken on purpose must be seen."""
+
+import pytest
+
+from tests.chaos.__main__ import run
+from tests.chaos.schedule import draw, kinds_of
+from tests.chaos.subjects import SUBJECTS
+
+SEED = 20_260_807
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("server", ["redis-8.6", "redis-6.2", "valkey-9"])
+def test_nothing_is_lost(server: str) -> None:
+    result = run(SUBJECTS["chasqui"], server, jobs=5_000, faults=15, seed=SEED, lease_ms=2_000)
+    print(result)
+    assert result.violations == []
+    assert sum(result.faults.values()) == 15
+    assert result.jobs == 5_000
+    assert result.confirmed + result.refused + result.unknown == 5_000
+    assert result.completed > 4_000
+    assert result.dead > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_that_acknowledges_first_loses_jobs() -> None:
+    result = run(
+        SUBJECTS["broken"], "valkey-9", jobs=2_000, faults=3, seed=SEED, only=["worker killed"]
+    )
+    assert result.lost > 0
+    assert any(violation.startswith("lost") for violation in result.violations)
+    assert result.unexpected == 0
+
+
+def test_a_seed_gives_one_schedule() -> None:
+    kinds = kinds_of(is_ours=True)
+    assert draw(7, 60, kinds) == draw(7, 60, kinds)
+    assert draw(7, 60, kinds) != draw(8, 60, kinds)
+
+
+def test_a_schedule_has_all_kinds_and_some_at_once() -> None:
+    kinds = kinds_of(is_ours=True)
+    schedule = draw(7, len(kinds), kinds)
+    assert len(kinds) >= 15
+    assert {strike.kind.name for strike in schedule} == {kind.name for kind in kinds}
+    moments = [strike.at for strike in schedule]
+    assert moments == sorted(moments)
+    assert len(set(moments)) < len(moments)
+
+
+def test_other_queues_get_the_faults_that_are_not_ours_alone() -> None:
+    general = {kind.name for kind in kinds_of(is_ours=False)}
+    assert {"worker killed", "server killed", "link cut", "rolling restart"} <= general
+    assert not general & {"SCRIPT FLUSH", "group destroyed"}
+    with pytest.raises(ValueError, match="no such fault: SCRIPT FLUSH"):
+        kinds_of(is_ours=False, only=["SCRIPT FLUSH"])
