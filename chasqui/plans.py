@@ -27,6 +27,7 @@ from chasqui.adding import (
 from chasqui.errors import NotSupportedError, QueueFullError, ServerError
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
+from chasqui.server import warn_if_early
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ class Plans:
             ) from None
         if durable == "replica" and reply < 1:
             raise NotSupportedError("durable='replica' needs a replica, and none is in step")
+        if durable == "disk":
+            warn_if_early((yield commands(("HELLO",), effect=Effect.READ, raises=False)))
         self._durable.add(durable)
 
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────

@@ -30,6 +30,7 @@ _SAFE_FROM: dict[tuple[int, int], Version] = {
     (8, 6): (8, 6, 3),
 }
 _warned: set[tuple[str, Version]] = set()
+_warned_of_disk: set[tuple[str, Version]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ class ServerProfile:
             return ""
         wanted = ".".join(map(str, safe))
         return f"has known holes that concern a queue: upgrade to {wanted} or newer"
+
+    @property
+    def confirms_early(self) -> bool:
+        """True where WAITAOF may answer before the disk has it: Valkey up to 9.1 at least, and
+        Redis before 8.0, when the last sync is less than a second old. Not with fsync always."""
+        return self.waitaof and (self.name != "redis" or self.version < (8, 0, 0))
 
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.version))}"
@@ -184,6 +191,11 @@ def exception_for(error: ReplyError) -> ChasquiError:
     return ServerError(error.message, code=code)
 
 
+def eviction_policy(info: Any) -> str:
+    """What INFO says that the server does when it is full; `unknown` where it does not say."""
+    return _facts(info).get("maxmemory_policy", "unknown")
+
+
 def _code(error: ReplyError) -> str:
     code = error.code
     if code == "ERR":
@@ -222,10 +234,14 @@ def _from_hello(answer: Any) -> tuple[str, Version]:
 
 
 def _from_info(reply: Any) -> tuple[str, Version]:
-    text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
-    facts = dict(line.partition(":")[::2] for line in text.splitlines())
+    facts = _facts(reply)
     name = "valkey" if "valkey_version" in facts else "redis"
     return name, _version(facts.get(f"{name}_version", "").encode())
+
+
+def _facts(info: Any) -> dict[str, str]:
+    text = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    return dict(line.partition(":")[::2] for line in text.splitlines())
 
 
 def _version(text: bytes) -> Version:
@@ -240,3 +256,17 @@ def _warn_if_unsafe(profile: ServerProfile) -> None:
     if advice and seen not in _warned:
         _warned.add(seen)
         logger.warning("%s %s", profile, advice, extra={"server_version": str(profile)})
+
+
+def warn_if_early(hello: Any) -> None:
+    """Say it once if the server that answered HELLO so may confirm what is not on the disk."""
+    profile = ServerProfile(*_from_hello(hello), waitaof=True)
+    seen = (profile.name, profile.version)
+    if profile.confirms_early and seen not in _warned_of_disk:
+        _warned_of_disk.add(seen)
+        logger.warning(
+            "%s may confirm durable adds up to a second before they are on its disk, "
+            "unless its appendfsync is always",
+            profile,
+            extra={"server_version": str(profile)},
+        )

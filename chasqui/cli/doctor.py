@@ -65,7 +65,7 @@ async def _examine(connection: Connection, queue: str) -> list[Finding]:
     return [
         _version(profile),
         _capabilities(profile),
-        *(_settings(info, settings) if info else [_REFUSED]),
+        *(_settings(profile, info, settings) if info else [_REFUSED]),
         *await _clock_and_latency(connection),
         *_rights(await connection.run(rights(queue, lacks=lacks))),
     ]
@@ -76,8 +76,10 @@ _REFUSED = Finding(
 )
 
 
-def _settings(info: dict[str, str], settings: dict[str, str]) -> Iterator[Finding]:
-    yield from _persistence(info, settings)
+def _settings(
+    profile: ServerProfile, info: dict[str, str], settings: dict[str, str]
+) -> Iterator[Finding]:
+    yield from _persistence(profile, info, settings)
     yield from _memory(info)
     yield from _replication(info)
 
@@ -118,15 +120,18 @@ def _capabilities(profile: ServerProfile) -> Finding:
     )
 
 
-def _persistence(info: dict[str, str], settings: dict[str, str]) -> Iterator[Finding]:
+def _persistence(
+    profile: ServerProfile, info: dict[str, str], settings: dict[str, str]
+) -> Iterator[Finding]:
     if info.get("aof_enabled") == "1":
         fsync = settings.get("appendfsync", "unknown")
+        durable = "needs always here" if profile.confirms_early else "waits"
         yield Finding(
             "persistence",
             f"append-only file, appendfsync {fsync}",
             fsync == "no",
             {
-                "everysec": "a crash of the machine loses up to a second; durable=True waits",
+                "everysec": f"a crash of the machine loses up to a second; durable=True {durable}",
                 "no": "a crash of the machine loses what is not yet written: use everysec",
             }.get(fsync, ""),
         )

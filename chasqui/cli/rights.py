@@ -28,7 +28,7 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
             *(scripts.RELEASE, scripts.RENEW, scripts.RETRY),
         ),
         "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd xtrim blpop getex exists "
-        "zcard zcount zrangebyscore hmget time",
+        "zcard zcount zrangebyscore hmget time info",
     ),
     "operator": (
         (scripts.DRAIN, scripts.REPLAY, scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
@@ -102,6 +102,7 @@ def _samples(keys: Keys) -> dict[str, tuple[Any, ...]]:
         "hincrby": (spec, "fired", 1),
         "hmget": (spec, "spec"),
         "hset": (spec, "spec", ""),
+        "info": ("memory",),
         "lpush": (keys.wake, "1"),
         "mget": (keys.result("0"),),
         "pttl": (keys.promoter_lock,),

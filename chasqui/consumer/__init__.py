@@ -27,6 +27,8 @@ from chasqui.duty import Duty
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink, guard
+from chasqui.request import Effect, commands
+from chasqui.server import eviction_policy
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +198,17 @@ class Engine:
     async def _connect(self) -> None:
         """The first connection: a wrong URL or password is an error, not something to wait out."""
         await self.connection.connect()
+        # Where INFO is refused nothing is said: whoever sets up users knows the server.
+        info = commands(("INFO", "memory"), effect=Effect.READ, raises=False)
+        policy = eviction_policy(await self.connection.submit(info))
+        if policy not in ("noeviction", "unknown"):
+            queue = self.keys.queue
+            logger.warning(
+                "the server of queue %s has maxmemory-policy %s: when it is full it may drop jobs",
+                queue,
+                policy,
+                extra={"queue": queue},
+            )
 
     async def _drain(self, reading: asyncio.Task[None]) -> None:
         """Stop reading, hand back what has not begun, finish what has, flush."""
