@@ -29,10 +29,20 @@ class Fault(enum.Enum):
     CUT_BEFORE = enum.auto()
     #: The server has answered it; the answer is lost and the link is cut.
     CUT_AFTER = enum.auto()
+    #: The answer arrives; then the link is cut.
+    CUT_BEHIND = enum.auto()
     #: The server has answered it; the answer is lost, and the link stays.
     SWALLOW = enum.auto()
     #: The answer is replaced by bytes that are no RESP.
     GARBAGE = enum.auto()
+    #: It does not reach the server, and from then on nothing passes on any link: `is_held`.
+    HOLD_BEFORE = enum.auto()
+    #: The same once the server has answered it: the answer does not pass.
+    HOLD_AFTER = enum.auto()
+
+
+#: The reply that meets one of these is the last of its link.
+_CUTTING_REPLIES = (Fault.CUT_AFTER, Fault.CUT_BEHIND, Fault.HOLD_AFTER)
 
 
 class Proxy:
@@ -63,6 +73,8 @@ class Proxy:
         self.delay_s = 0.0
         #: New links are cut as soon as they are accepted.
         self.is_refusing = False
+        #: A fault has stopped everything, so that whoever is behind it can be killed there.
+        self.is_held = False
         self._fact = threading.Condition()
         self._flows = threading.Event()
         self._flows.set()
@@ -194,12 +206,13 @@ class Proxy:
         while chunk := self._read(link.client):
             frames, unfinished = split(rest + chunk)
             keep = -len(rest)  # of the chunk; what was unfinished has been forwarded already
-            is_cut = False
+            is_cut = is_held = False
             with self._fact:
                 for frame in frames:
                     self.commands.append(_name(frame))
                     fault = self._fault_for(self.commands[-1], frame)
-                    is_cut = is_cut or fault is Fault.CUT_BEFORE
+                    is_held = is_held or fault is Fault.HOLD_BEFORE
+                    is_cut = is_cut or is_held or fault is Fault.CUT_BEFORE
                     if not is_cut:
                         link.faults.append(fault)
                         keep += len(frame)
@@ -209,6 +222,8 @@ class Proxy:
             data = chunk[: max(0, keep)] if is_cut else chunk
             rest = unfinished
             if not self._send(link.server, data, "server") or is_cut:
+                if is_held:
+                    self._hold()
                 return
 
     def _forward_replies(self, link: "_Link") -> None:
@@ -221,14 +236,27 @@ class Proxy:
                 # Pushes answer no command, and neither does a server that has no place for one more.
                 is_answer = bool(link.faults) and not frame.startswith(b">")
                 fault = link.faults.popleft() if is_answer else None
-                if fault is Fault.CUT_AFTER:
+                if fault in (Fault.CUT_AFTER, Fault.HOLD_AFTER):
                     break
                 if fault is Fault.GARBAGE:
                     out.append(b"?what\r\n")
                 elif fault is not Fault.SWALLOW:
                     out.append(frame)
-            if not self._send(link.client, b"".join(out), "client") or fault is Fault.CUT_AFTER:
+                if fault is Fault.CUT_BEHIND:
+                    break
+            is_sent = self._send(link.client, b"".join(out), "client")
+            if fault is Fault.HOLD_AFTER:
+                self._hold()
+            if not is_sent or fault in _CUTTING_REPLIES:
                 return
+
+    def _hold(self) -> None:
+        """Stop everything; return when the test has gone on."""
+        self._flows.clear()
+        with self._fact:
+            self.is_held = True
+            self._fact.notify_all()
+        self._flows.wait()
 
     def _fault_for(self, name: bytes, frame: bytes) -> Fault | None:
         for rule in list(self._rules):

@@ -120,9 +120,9 @@ class Scene:
         unknown = (tried - refused) | set(self.present)
         return audit(sure, self.ledger.read(), self.census(), unknown=unknown)
 
-    def interrupt(self) -> None:
+    def interrupt(self, who: str) -> None:
         """A process has died: note what it was at."""
-        self.ledger.write("dead", -1, "all")
+        self.ledger.write("dead", -1, who)
         begun = {fact.n for fact in self.ledger.read("start")}
         self.interrupted = begun & self.census().pending.keys()
 
@@ -206,7 +206,7 @@ class Trial:
         process.join()
         stage.cut()
         stage.resume()
-        scene.interrupt()
+        scene.interrupt(str(process.pid))
         return True
 
     def _judge(self, scene: Scene) -> list[str]:

@@ -5,9 +5,8 @@ Each takes the URL to work on, where links break, and another one to look at the
 
 import asyncio
 import contextlib
-import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ BULK = 2 * CHUNK_JOBS + 5
 NAME = "one"
 FAR_MS = 600_000
 POLL_S = 0.005
+#: The idle time of an entry that was handed back.
+HANDED_BACK_MS = 864_000_000
 
 # ── Producing ───────────────────────────────────────────────────────────────────────────────────
 
@@ -123,15 +124,15 @@ def replay(queue: Any) -> Any:
 def promote(url: str, direct_url: str, queue_name: str, folder: str) -> None:
     """Promote until nothing is delayed."""
     engine = Promoter(url, queue_name, holder_id=NAME, promote_batch=3)
-    key = Keys(queue_name).delayed
-    asyncio.run(_until(engine.run(), direct_url, lambda c: not c.exists(key), engine.shutdown))
+    with redis.Redis.from_url(direct_url) as client:
+        asyncio.run(_attend(engine, lambda: not client.exists(Keys(queue_name).delayed)))
 
 
 def fire(url: str, direct_url: str, queue_name: str, folder: str) -> None:
     """Fire until no spec is left."""
     engine = Scheduler(url, queue_name, holder_id=NAME)
-    key = Keys(queue_name).repeat
-    asyncio.run(_until(engine.run(), direct_url, lambda c: not c.exists(key), engine.shutdown))
+    with redis.Redis.from_url(direct_url) as client:
+        asyncio.run(_attend(engine, lambda: not client.exists(Keys(queue_name).repeat)))
 
 
 # ── Workers ─────────────────────────────────────────────────────────────────────────────────────
@@ -161,11 +162,14 @@ class Working:
         asyncio.run(self._work(worker, direct_url))
 
     async def _work(self, worker: Worker, direct_url: str) -> None:
-        async def stop() -> None:
+        running = asyncio.ensure_future(worker.run())
+        with redis.Redis.from_url(direct_url) as client:
+            await _poll(lambda: running.done() or self._fact(self, client))
             await worker.close()
+            # What runs may end when the rest was handed back.
+            await _poll(lambda: running.done() or self._kept(client) <= 1)
             self.gate.touch()
-
-        await _until(worker.run(), direct_url, lambda client: self._fact(self, client), stop)
+            await running
 
     def is_done(self, client: redis.Redis) -> bool:
         return not client.xlen(self.keys.stream)
@@ -184,6 +188,10 @@ class Working:
         if self.renewals >= 2:
             self.gate.touch()
         return self.is_done(client)
+
+    def _kept(self, client: redis.Redis) -> int:
+        idle_ms = [held["time_since_delivered"] for held in self._pending(client)]
+        return sum(one < HANDED_BACK_MS for one in idle_ms)
 
     def _pending(self, client: redis.Redis) -> list[dict[str, Any]]:
         try:
@@ -237,18 +245,13 @@ def _stubbornly(url: str, step: Callable[[redis.Redis], object]) -> None:
             return
 
 
-async def _until(
-    running: Awaitable[None],
-    url: str,
-    fact: Callable[[redis.Redis], object],
-    stop: Callable[[], Any],
-) -> None:
-    """Run until a fact is true by the server's account; then stop it and let it end."""
-    task = asyncio.ensure_future(running)
-    with redis.Redis.from_url(url) as client:
-        while not fact(client) and not task.done():  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-    stopped = stop()
-    if inspect.isawaitable(stopped):
-        await stopped
-    await task
+async def _attend(engine: Promoter | Scheduler, is_done: Callable[[], object]) -> None:
+    running = asyncio.ensure_future(engine.run())
+    await _poll(lambda: running.done() or is_done())
+    engine.shutdown()
+    await running
+
+
+async def _poll(fact: Callable[[], object]) -> None:
+    while not fact():  # noqa: ASYNC110 - only the server knows
+        await asyncio.sleep(POLL_S)
