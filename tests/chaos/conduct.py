@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import redis
 
 from tests.chaos.judge import Result, Tally, judge
-from tests.chaos.scene import Record, Scene, Skipped
+from tests.chaos.scene import DEATH, Record, Scene, Skipped
 from tests.chaos.schedule import Strike
 from tests.chaos.stage import Member, Stage
 
@@ -197,9 +197,7 @@ class Conductor:
         now_s = time.monotonic()
         error = f"{worker.who} ended with {code}: {tail}"
         self._records.append(
-            Record(
-                "worker ended by itself", now_s, now_s, worker.who, lost=(worker.who,), error=error
-            )
+            Record(DEATH, now_s, now_s, worker.who, lost=(worker.who,), error=error)
         )
 
     def _end(self) -> list[int | None]:

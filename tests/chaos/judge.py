@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from tests.chaos.jobs import plan_of
-from tests.chaos.scene import Record
+from tests.chaos.scene import DEATH, Record
 from tests.chaos.stage import QUEUE, Stage
 from tests.facts import Fact, Ledger
 from tests.ledger import Audit, Census, audit
@@ -81,6 +81,8 @@ class Result:
     completed: int = 0
     dead: int = 0
     faults: dict[str, int] = field(default_factory=dict)
+    #: Workers that ended by themselves, and were started again.
+    deaths: int = 0
     #: Seconds from the loss of a worker until each of its jobs began elsewhere.
     taken_over_s: list[float] = field(default_factory=list)
     #: Seconds from the end of each fault until the next job was done.
@@ -112,7 +114,7 @@ def judge(
     unknown = outcomes["try"] - outcomes["ok"] - outcomes["refused"]
     found, places = _audit(stage, tally, facts, unknown)
     stuck = found.stuck | places if hang else found.stuck
-    faults = Counter(r.kind for r in records if r.target != "skipped")
+    struck = [r for r in records if r.target != "skipped" and r.kind != DEATH]
     result = Result(
         jobs=len(outcomes["try"]),
         confirmed=len(outcomes["ok"]),
@@ -129,13 +131,14 @@ def judge(
         overlapping=len(found.overlapping),
         completed=len(tally.completed),
         dead=len(tally.buried),
-        faults=dict(sorted(faults.items())),
+        faults=dict(sorted(Counter(r.kind for r in struck).items())),
+        deaths=sum(r.kind == DEATH for r in records),
         taken_over_s=_taken_over(facts, records),
         resumed_s=_resumed(facts, records),
         before=asdict(before),
         after=asdict(after),
         seconds=round(seconds, 1),
-        errors=[r.error for r in records if r.error],
+        errors=[r.error for r in records if r.error and (stage.subject.is_ours or r.kind != DEATH)],
     )
     for name, numbers in (("lost", found.lost), ("unexpected", found.unexpected), ("stuck", stuck),
                           ("doubled", found.doubled | found.contradictory)):  # fmt: skip
@@ -195,10 +198,25 @@ def numbers_anywhere(client: redis.Redis) -> set[int]:
         elif kind == "set":
             values = client.smembers(key)
         else:
-            values = client.xrange(key)
+            values = _not_done(client, key)
         text = key + (values if isinstance(values, bytes) else repr(values).encode())
         found.update(int(n) for n in _MARK.findall(text))
     return found
+
+
+def _not_done(client: redis.Redis, stream: bytes) -> list[Any]:
+    """The entries of a stream that some group has yet to read or to acknowledge."""
+    entries = client.xrange(stream)
+    groups = client.xinfo_groups(stream)
+    if not groups:
+        return entries
+    left: set[bytes] = set()
+    for group in groups:
+        pending = client.xpending_range(stream, group["name"], "-", "+", 1_000_000)
+        left.update(held["message_id"] for held in pending)
+        last = b"(" + group["last-delivered-id"]
+        left.update(entry_id for entry_id, _ in client.xrange(stream, min=last.decode()))
+    return [(entry_id, fields) for entry_id, fields in entries if entry_id in left]
 
 
 def _taken_over(facts: list[Fact], records: list[Record]) -> list[float]:

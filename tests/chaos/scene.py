@@ -17,6 +17,10 @@ from tests.chaos.stage import Member, Stage
 _HARMLESS_SHARE = 1 / 3
 
 
+#: What is noted of a worker that ended by itself.
+DEATH = "worker ended by itself"
+
+
 @dataclass
 class Record:
     """What happened, for the judge and the table."""

@@ -64,7 +64,7 @@ SUBJECTS: dict[str, Subject] = {
         _broken(),
         _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",), "claim_min_idle_ms = lease"),
         _peer("arq", "arq", "arq", ("arq",), "job_timeout = lease, max_tries = 1000"),
-        _peer("saq", "SAQ", "saq", ("saq",), "timeout and heartbeat = lease, sweep every second"),
+        _peer("saq", "SAQ", "saq", ("saq",), "timeout, heartbeat and sweep = lease, retries = 1000"),
         _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis"),
               "idle_timeout = lease, acknowledged when executed"),
         _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",),

@@ -1,0 +1,38 @@
+"""arq. It retries what a lost worker left once the job's timeout is over."""
+
+from typing import Any
+
+from arq import create_pool
+from arq.connections import RedisSettings
+from arq.worker import Worker, func
+
+from tests.chaos.programs.common import mark
+from tests.chaos.programs.peer import DRAIN_S, SLOTS, Peer, main
+
+
+class Arq(Peer):
+    async def open(self) -> None:
+        self._pool = await create_pool(RedisSettings.from_dsn(self.told.url))
+
+    async def add(self, n: int) -> None:
+        await self._pool.enqueue_job("work", n, mark(n))
+
+    async def work(self) -> None:
+        async def work(context: Any, n: int, text: str) -> None:
+            await self.runs.work(n)
+
+        worker = Worker(
+            functions=[func(work, name="work")],
+            redis_settings=RedisSettings.from_dsn(self.told.url),
+            max_jobs=SLOTS,
+            job_timeout=self.lease_s,
+            max_tries=1000,
+            poll_delay=0.05,
+            keep_result=0,
+            job_completion_wait=DRAIN_S,
+        )
+        await worker.async_run()
+
+
+if __name__ == "__main__":
+    main(Arq)
