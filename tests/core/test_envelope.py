@@ -163,6 +163,7 @@ def test_the_error_says_what_was_wrong_and_where(value: Any, why: str):
     assert str(raised.value) == why
 
 
+@pytest.mark.fault(43)
 @pytest.mark.parametrize(
     "id", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"a\x80"]
 )
@@ -186,6 +187,7 @@ def test_utf8_is_what_python_takes(text: bytes):
         assert decode_envelope(envelope).id == expected
 
 
+@pytest.mark.fault(41)
 @given(TEXT, PAYLOAD, U64, U32, st.none() | RETRY)
 def test_an_envelope_cut_anywhere_or_followed_by_anything_is_refused(id, payload, ms, n, retry):
     encoded = msgpack.packb([id, payload, ms, n, *([] if retry is None else [retry])])
@@ -210,6 +212,8 @@ def test_check_accepts_what_msgpack_writes_unless_it_holds_ext(value):
                 check_msgpack(encoded[:cut])
 
 
+@pytest.mark.fault(41)
+@pytest.mark.fault(42)
 @given(st.binary(max_size=200))
 @example(b"\xdd\xee\xee\xee\xee")
 @example(b"\xdf\xff\xff\xff\xff")
@@ -238,6 +242,7 @@ def test_arbitrary_bytes_are_read_or_refused_and_nothing_is_allocated_on_their_w
     assert unpacker.tell() == len(noise)
 
 
+@pytest.mark.fault(42)
 def test_depth_is_capped():
     check_msgpack(b"\x91" * 128 + b"\xc0")
     check_msgpack(b"\x91" * 3 + b"\xc0", 3)

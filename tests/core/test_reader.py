@@ -64,6 +64,7 @@ def test_error_replies_are_values():
     assert read(b"-\xff\r\n").message == "�"
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize(
     "data",
     [
@@ -142,6 +143,7 @@ def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]):
         ReplyReader(**limits)
 
 
+@pytest.mark.fault(46)
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -186,6 +188,7 @@ def test_a_long_string_is_kept_once_and_a_half_while_it_comes():
     assert reader.read() == bytes(size)
 
 
+@pytest.mark.fault(45)
 @given(st.binary(max_size=300), st.sampled_from([None, *SHAPES]), st.data())
 @example(b"*1\r\n*2\r\n", "range", None)
 def test_arbitrary_bytes_give_the_same_however_they_are_cut(noise, shape, data):
@@ -208,6 +211,7 @@ def test_arbitrary_bytes_give_the_same_however_they_are_cut(noise, shape, data):
 RECORDED = recordings()
 
 
+@pytest.mark.fault(44)
 @given(
     st.sampled_from(RECORDED),
     st.lists(st.tuples(st.integers(0, 1499), st.binary(max_size=4)), min_size=1, max_size=4),

@@ -187,6 +187,7 @@ def test_a_link_that_died_while_idle_is_not_used(
     assert connection.call(incr(queue_name, Effect.ONCE)) == 1
 
 
+@pytest.mark.fault(44)
 def test_garbage_drops_the_link_and_the_next_one_works(
     redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_silent_host_ends_at_the_deadline(
         connect_blocking(proxy.url, request_timeout_s=0.2).call(echo("x"))
 
 
+@pytest.mark.fault(37)
 def test_a_wrong_password_is_refused_and_never_shown(
     private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
@@ -347,6 +349,7 @@ def test_a_demoted_server_is_left_and_tried_again(
 # ── Forks and the end ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(51)
 def test_parent_and_children_each_have_a_link_of_their_own(
     server: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -374,6 +377,7 @@ def test_parent_and_children_each_have_a_link_of_their_own(
     assert proxy.accepted == 5
 
 
+@pytest.mark.fault(51)
 def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
     redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:

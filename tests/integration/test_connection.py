@@ -107,6 +107,7 @@ async def test_a_stream_that_breaks_off_leaves_replies_in_step(
     assert await connection.submit(echo(2)) == b"2"
 
 
+@pytest.mark.fault(52)
 @pytest.mark.parametrize(
     "count", [10_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])]
 )
@@ -204,6 +205,7 @@ async def test_a_link_cut_at_any_byte_recovers(
         await connection.close()
 
 
+@pytest.mark.fault(44)
 async def test_garbage_drops_the_link_and_the_next_one_works(
     server: Server, connect: Connect, make_proxy: MakeProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,6 +219,7 @@ async def test_garbage_drops_the_link_and_the_next_one_works(
     assert "Protocol error" in caplog.text
 
 
+@pytest.mark.fault(37)
 @pytest.mark.fault(14)
 async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
@@ -291,6 +294,7 @@ async def test_a_lost_server_is_waited_for_until_the_deadline(
     assert await connection.submit(echo("x")) == b"x"
 
 
+@pytest.mark.fault(37)
 async def test_a_wrong_password_is_refused_and_never_shown(
     private_server: Callable[..., Server], connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -509,6 +513,7 @@ async def test_a_demoted_server_is_left_and_tried_again(
     assert proxy.accepted <= 10
 
 
+@pytest.mark.fault(36)
 async def test_a_loading_server_is_waited_for(
     private_server: Callable[..., Server], connect: Connect
 ) -> None:
@@ -640,6 +645,7 @@ async def test_close_after_the_end_of_its_event_loop(redis_86: Server, connect: 
     gc.collect()
 
 
+@pytest.mark.fault(51)
 async def test_a_forked_child_is_refused_and_the_parent_goes_on(
     redis_86: Server, connect: Connect
 ) -> None:

@@ -48,6 +48,7 @@ async def test_a_good_certificate_is_accepted(
         await connection.close()
 
 
+@pytest.mark.fault(38)
 @pytest.mark.both_loops
 @pytest.mark.parametrize("fault", BAD)
 async def test_a_bad_certificate_is_refused(
@@ -80,6 +81,7 @@ def test_a_good_certificate_is_accepted_by_the_blocking_connection(
         connection.close()
 
 
+@pytest.mark.fault(38)
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_certificate_is_refused_by_the_blocking_connection(
     redis_86: Server,

@@ -42,6 +42,7 @@ def test_keys_are_values() -> None:
         keys.stream = b"other"  # type: ignore[misc]
 
 
+@pytest.mark.fault(47)
 @given(queue_names, queue_names, any_ids, any_ids)
 def test_no_two_things_share_a_key(queue: str, other: str, job_id: str, other_id: str) -> None:
     def everything(name: str, some_id: str) -> list[bytes]:
@@ -61,12 +62,14 @@ def test_a_queue_name_out_of_the_alphabet_is_taken(name: str) -> None:
     assert check_queue_name(name) == name
 
 
+@pytest.mark.fault(47)
 @given(queue_names, st.characters(exclude_characters=QUEUE_CHARS), queue_names)
 def test_one_foreign_character_spoils_a_queue_name(head: str, bad: str, tail: str) -> None:
     with pytest.raises(ValueError, match="queue name"):
         Keys(head[:90] + bad + tail[:90])
 
 
+@pytest.mark.fault(47)
 @pytest.mark.parametrize("name", ["", "x" * 201, "mail\n", "{x}", "a*", "a?b", "[a]", "a b", "ä"])
 def test_bad_queue_names(name: str) -> None:
     with pytest.raises(ValueError, match="queue name must be 1 to 200 characters"):

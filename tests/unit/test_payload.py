@@ -209,6 +209,7 @@ def test_threads_do_not_mix_their_values() -> None:
         assert [decode(data) for data in pool.map(encode, wanted)] == wanted
 
 
+@pytest.mark.fault(40)
 def test_the_size_is_capped_both_ways() -> None:
     most = MAX_BYTES - ENVELOPE_ROOM
     assert len(encode(b"x" * (most - 5))) == most
@@ -245,6 +246,7 @@ def test_bytes_that_are_no_payload(data: bytes, message: str) -> None:
         decode(data)
 
 
+@pytest.mark.fault(41)
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
     try:
@@ -261,6 +263,7 @@ def test_a_value_cut_short_is_refused(value: Any, draw: st.DataObject) -> None:
         decode(data[: draw.draw(st.integers(0, len(data) - 1))])
 
 
+@pytest.mark.fault(42)
 @pytest.mark.parametrize(
     "header", [b"\xdd\x00\x0f\xff\x00", b"\xdf\x00\x07\xff\x00", b"\xc6\x7f\xff\xff\xff"]
 )

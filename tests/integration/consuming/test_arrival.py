@@ -42,6 +42,7 @@ async def test_without_envelope(start: Start, add_raw: AddRaw, dead: Read, event
     assert (event[b"id"], event[b"attempt"]) == (b"", b"0")
 
 
+@pytest.mark.fault(40)
 async def test_oversize_is_not_decoded(start: Start, add_raw: AddRaw, dead: Read) -> None:
     sent = envelope("x" * 2000)
     await add_raw(sent, b"name")
@@ -127,6 +128,9 @@ def poison() -> list[tuple[bytes | None, bytes, bytes]]:
     ]
 
 
+@pytest.mark.fault(41)
+@pytest.mark.fault(42)
+@pytest.mark.fault(43)
 @pytest.mark.both_loops
 async def test_poison_among_good_jobs(
     start: Start, add_raw: AddRaw, redis: Redis, keys: Keys, dead: Read
@@ -151,6 +155,7 @@ async def test_poison_among_good_jobs(
     await until(lambda: at_rest(redis, keys), "nothing is left")
 
 
+@pytest.mark.fault(43)
 async def test_a_job_with_an_odd_name_can_be_retried_and_buried(
     start: Start, add_raw: AddRaw, dead: Read
 ) -> None:

@@ -247,6 +247,7 @@ async def test_time_limits_go_by_name(queue: Queue, start: Start) -> None:
     assert await running.result(queue, long.id) == "done"
 
 
+@pytest.mark.fault(49)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["returns", "goes on for ever"])
 async def test_a_run_that_swallows_its_cancellation_has_failed_and_frees_its_slot(
     queue: Queue, start: Start, goes_on: bool
@@ -271,6 +272,7 @@ async def test_a_run_that_swallows_its_cancellation_has_failed_and_frees_its_slo
     end.set()
 
 
+@pytest.mark.fault(49)
 async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
     queue: Queue, start: Start
 ) -> None:
@@ -292,6 +294,7 @@ async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
         end.set()
 
 
+@pytest.mark.fault(49)
 @ONE_SERVER
 async def test_a_process_over_its_time_is_ended(queue: Queue, start: Start) -> None:
     running = start(

@@ -23,6 +23,7 @@ LEASE_MS = 400
 LEASE_S = LEASE_MS / 1000
 
 
+@pytest.mark.fault(50)
 async def test_long_runs_run_once_with_two_workers(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -43,6 +44,7 @@ async def test_long_runs_run_once_with_two_workers(
     assert one.metrics.total_reclaimed == other.metrics.total_reclaimed == 0
 
 
+@pytest.mark.fault(50)
 @pytest.mark.both_loops
 async def test_a_blocked_loop_keeps_its_jobs(
     queue: Queue, start: Start, redis: Redis, keys: Keys

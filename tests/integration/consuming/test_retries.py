@@ -194,6 +194,7 @@ def recurse(job: Job) -> Any:
     return recurse(job)
 
 
+@pytest.mark.fault(48)
 @pytest.mark.both_loops
 @pytest.mark.parametrize("is_plain", [False, True], ids=["async", "thread"])
 @pytest.mark.parametrize(
@@ -237,6 +238,7 @@ async def test_whatever_a_handler_raises_is_a_failed_run(
         await running.completed(1)
 
 
+@pytest.mark.fault(48)
 @pytest.mark.parametrize("limit_ms", [None, 10_000], ids=["", "with a time limit"])
 @pytest.mark.parametrize("error", [SystemExit(7), KeyboardInterrupt()], ids=repr)
 async def test_a_handler_that_ends_the_process_fails_its_run_and_run_raises_it(
@@ -280,6 +282,7 @@ async def test_without_results_it_does_not_matter_what_is_returned(
     await running.completed(1)
 
 
+@pytest.mark.fault(49)
 async def test_a_handler_that_never_returns_does_not_hold_the_others_up(
     queue: Queue, start: Start
 ) -> None:

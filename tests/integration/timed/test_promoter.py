@@ -424,6 +424,7 @@ def test_settings_are_checked():
 # ── In processes of their own ───────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
 async def test_the_clock_of_the_worker_does_not_matter(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, offset_s: int
@@ -441,6 +442,8 @@ async def test_the_clock_of_the_worker_does_not_matter(
     assert await redis("EXISTS", keys.didx(late.id))
 
 
+@pytest.mark.fault(32)
+@pytest.mark.fault(34)
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", ["killed", "stopped", "ended"])
 async def test_of_three_promoters_one_leads_and_another_takes_over(

@@ -288,6 +288,7 @@ async def test_a_member_that_is_no_text_is_left_alone(
 # ── Two at once ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(33)
 async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
 ):
@@ -303,6 +304,7 @@ async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
     assert sorted(found) == sorted([0, 1, 2, 3, 4] * 1_000)
 
 
+@pytest.mark.fault(33)
 async def test_a_fire_computed_from_an_older_score_does_nothing(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
 ):
@@ -439,6 +441,7 @@ def test_settings_are_checked():
 # ── In processes of their own ───────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
 async def test_the_clock_of_the_worker_does_not_matter(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, offset_s: int
@@ -458,6 +461,8 @@ async def test_the_clock_of_the_worker_does_not_matter(
         assert before - 60_000 < decode_envelope(entry[b"d"]).created_at_ms <= before
 
 
+@pytest.mark.fault(33)
+@pytest.mark.fault(34)
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", ["killed", "stopped", "ended"])
 async def test_of_three_schedulers_one_leads_and_another_takes_over(
