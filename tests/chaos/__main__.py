@@ -32,12 +32,13 @@ def run(
     faults: int,
     seed: int,
     lease_ms: int = LEASE_MS,
+    is_general: bool = False,
     only: list[str] | None = None,
     console: Console | None = None,
 ) -> Result:
     """One run, from the first process to the verdict."""
     console = console or Console(stderr=True)
-    kinds = kinds_of(is_ours=subject.is_ours, only=only)
+    kinds = kinds_of(is_general=is_general, only=only)
     schedule = draw(seed, faults, kinds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn(), TextColumn("{task.fields[now]}", style="yellow"))  # fmt: skip
@@ -65,7 +66,7 @@ def main() -> int:
     names = arguments.peer or [arguments.subject]
     code = 0
     for name in names:
-        subject = SUBJECTS[name]
+        subject = PEERS[name] if arguments.peer else SUBJECTS[name]
         told = _told(arguments, subject, seed)
         console.print(f"seed {seed}: repeat with [bold]{told['command']}[/]", soft_wrap=True)
         try:
@@ -77,6 +78,7 @@ def main() -> int:
         result = run(
             subject, arguments.server, jobs=arguments.jobs, faults=arguments.faults, seed=seed,
             lease_ms=arguments.lease_ms, only=arguments.only, console=console,
+            is_general=bool(arguments.peer),
         )  # fmt: skip
         show(console, result, told)
         _save(arguments.json, {**told, **_summary(result)}, many=len(names) > 1)
@@ -94,7 +96,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
     parser.add_argument("--only", action="append", metavar="FAULT", help="this kind, and no other")
     parser.add_argument("--subject", choices=["chasqui", "broken"], default="chasqui")
-    parser.add_argument("--peer", action="append", choices=PEERS, help="another queue instead")
+    parser.add_argument(
+        "--peer", action="append", choices=list(PEERS), help="another queue instead"
+    )
     parser.add_argument("--peers", action="store_true", help="all other queues, or those of --peer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("--report", action="store_true", help="write docs/reliability.md")

@@ -33,7 +33,7 @@ def plan_of(n: int, *, is_mixed: bool = True, lease_ms: int = 1000) -> Plan:
     """The plan of job n. `is_mixed` False: all are immediate, and none fails."""
     luck = n * 2_654_435_761 % 2**32
     share, more = luck % 1000, luck // 1000
-    takes_ms = more % 20
+    takes_ms = more % 100
     if not is_mixed:
         return Plan(takes_ms=takes_ms)
     for plan, part in (

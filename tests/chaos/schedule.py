@@ -22,9 +22,9 @@ class Strike:
     seed: int
 
 
-def kinds_of(*, is_ours: bool, only: list[str] | None = None) -> list[Kind]:
-    """The kinds of faults that apply."""
-    kinds = [kind for kind in KINDS.values() if is_ours or kind.is_general]
+def kinds_of(*, is_general: bool = False, only: list[str] | None = None) -> list[Kind]:
+    """The kinds of faults that apply; `is_general`: to any queue, not only to ours."""
+    kinds = [kind for kind in KINDS.values() if kind.is_general or not is_general]
     if only is None:
         return kinds
     if unknown := set(only) - {kind.name for kind in kinds}:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.environments import InstallError, ensure, folder_of, is_ready, python_of
@@ -64,13 +64,17 @@ SUBJECTS: dict[str, Subject] = {
         _broken(),
         _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",), "claim_min_idle_ms = lease"),
         _peer("arq", "arq", "arq", ("arq",), "job_timeout = lease, max_tries = 1000"),
-        _peer("saq", "SAQ", "saq", ("saq",), "timeout, heartbeat and sweep = lease, retries = 1000"),
+        _peer("saq", "SAQ", "saq", ("saq",), "timeout, heartbeat, sweep = lease, retries = 1000"),
         _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis"),
               "idle_timeout = lease, acknowledged when executed"),
         _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",),
               "lockDuration and stalledInterval = lease, maxStalledCount = 1000"),
     )
 }  # fmt: skip
-PEERS = tuple(name for name, subject in SUBJECTS.items() if subject.environment is not None)
+#: For a comparison: all with immediate jobs only, and under faults that any queue can meet.
+PEERS = {
+    "chasqui": replace(SUBJECTS["chasqui"], is_mixed=False, settings="claim_min_idle_ms = lease"),
+    **{name: subject for name, subject in SUBJECTS.items() if subject.environment is not None},
+}
 
 __all__ = ["PEERS", "ROOT", "SUBJECTS", "InstallError", "Subject", "folder_of"]

@@ -35,13 +35,13 @@ def test_a_worker_that_acknowledges_first_loses_jobs() -> None:
 
 
 def test_a_seed_gives_one_schedule() -> None:
-    kinds = kinds_of(is_ours=True)
+    kinds = kinds_of()
     assert draw(7, 60, kinds) == draw(7, 60, kinds)
     assert draw(7, 60, kinds) != draw(8, 60, kinds)
 
 
 def test_a_schedule_has_all_kinds_and_some_at_once() -> None:
-    kinds = kinds_of(is_ours=True)
+    kinds = kinds_of()
     schedule = draw(7, len(kinds), kinds)
     assert len(kinds) >= 15
     assert {strike.kind.name for strike in schedule} == {kind.name for kind in kinds}
@@ -51,8 +51,8 @@ def test_a_schedule_has_all_kinds_and_some_at_once() -> None:
 
 
 def test_other_queues_get_the_faults_that_are_not_ours_alone() -> None:
-    general = {kind.name for kind in kinds_of(is_ours=False)}
+    general = {kind.name for kind in kinds_of(is_general=True)}
     assert {"worker killed", "server killed", "link cut", "rolling restart"} <= general
     assert not general & {"SCRIPT FLUSH", "group destroyed"}
     with pytest.raises(ValueError, match="no such fault: SCRIPT FLUSH"):
-        kinds_of(is_ours=False, only=["SCRIPT FLUSH"])
+        kinds_of(is_general=True, only=["SCRIPT FLUSH"])

@@ -19,7 +19,7 @@ const nowS = () => (Number(process.hrtime.bigint()) / 1e9).toFixed(6); // Python
 const write = (kind, numbers) =>
   fs.writeSync(book, numbers.map((n) => `${kind} ${n} ${told.who} ${nowS()}\n`).join(''));
 
-const takesMs = (n) => Number((((BigInt(n) * 2654435761n) % 4294967296n) / 1000n) % 20n);
+const takesMs = (n) => Number((((BigInt(n) * 2654435761n) % 4294967296n) / 1000n) % 100n);
 
 function allowed(gate) {
   const bytes = Buffer.alloc(8);
