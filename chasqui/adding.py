@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
 from chasqui import scripts
@@ -17,6 +18,7 @@ from chasqui._core.command import evalsha_jobs
 from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import OutcomeUnknownError
+from chasqui.job import Job, ResultSource
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request, commands
 from chasqui.server import exception_for
@@ -63,6 +65,15 @@ class Batch:
     dues: list[int] | None = None  # ms; since 1970, or from now if RELATIVE
     data: list[Any] | None = None  # what the payloads were made of: callers change their lists
     trace: str = ""  # the context of all of them; needs `kinds` and `dues`
+    owner: ResultSource | None = None  # where the jobs that an add returns can be waited for
+
+    def jobs(self, ids: list[str], created_at_ms: int) -> list[Job]:
+        """The jobs that an add returns, in order; none where nobody said what they are made of."""
+        if self.data is None:
+            return []
+        names = repeat(self.names) if isinstance(self.names, str) else self.names
+        at_ms, owner = repeat(created_at_ms), repeat(self.owner)
+        return list(map(Job, ids, names, self.data, repeat(0), at_ms, repeat(True), owner))
 
     def draw_delayed_ids(self, now_ms: int) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
@@ -105,12 +116,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The outcome of an add: per job its id, and whether it was new."""
+    """The outcome of an add: per job its id, and the job itself if the batch had data."""
 
     ids: list[str]
     created_at_ms: int
-    #: None: all were.
-    is_new: list[bool] | None = None
+    jobs: list[Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +132,6 @@ class AddOptions:
     durable: Durable | None = None
     #: None: UNIQUE_FOR_S, and for a delayed job an hour past its due time.
     unique_for_s: int | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """True where a job without options of its own may share a chunk with others."""
-        return self.max_backlog is None and self.durable is None
 
 
 PLAIN: Final = AddOptions()

@@ -143,22 +143,31 @@ class Connection:
     async def _stream(self, requests: Iterable[Request]) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
         each its reply or its exception. The first that cannot be sent is the last."""
+        loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Any]] = []
+        replies: list[Any] = []
         unsent: list[Exception] = []
         try:
-            for request in requests:
-                if self.is_congested:
-                    await self.room()
-                futures.append(self.submit(request))
-                self.flush()
-        except Exception as error:  # those before it are on their way, and may be applied
-            unsent.append(error)
+            try:
+                for request in requests:
+                    if self.is_congested:
+                        await self.room()
+                    future = loop.create_future()
+                    self.send(request, future)
+                    futures.append(future)
+            except Exception as error:  # those before it are on their way, and may be applied
+                unsent.append(error)
+            for future in futures:
+                try:
+                    replies.append(await future)
+                except Exception as error:
+                    replies.append(error)
         except BaseException:
             for future in futures:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # seen, so that nobody complains
             raise
-        return [*await asyncio.gather(*futures, return_exceptions=True), *unsent]
+        return replies + unsent
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Put a request into this turn's write; the future of its reply."""
@@ -168,6 +177,17 @@ class Connection:
 
     def post(self, request: Request, outcome: Outcome) -> None:
         """The same with an outcome of the caller's own."""
+        self._take(request, outcome)
+        self._enqueue(request)
+
+    def send(self, request: Request, outcome: Outcome) -> None:
+        """The same without waiting for the end of the turn."""
+        self._take(request, outcome)
+        self._unsent.append(request)
+        self._unsent_bytes += len(request.frame)
+        self._flush()
+
+    def _take(self, request: Request, outcome: Outcome) -> None:
         loop = self.check_owner()
         if self._is_closed:
             raise ClosedError("the connection is closed")
@@ -176,7 +196,6 @@ class Connection:
         if timeout_s is None:
             timeout_s = self._request_timeout_s
         request.deadline_s = loop.time() + timeout_s
-        self._enqueue(request)
         if self._watch is None:
             self._watch = loop.call_later(min(_WATCH_S, timeout_s), self._check_deadlines)
 
@@ -194,11 +213,6 @@ class Connection:
         if loop is not self._loop:
             raise RuntimeError("this connection belongs to another event loop: make one per loop")
         return loop
-
-    def flush(self) -> None:
-        """Write what was submitted now, without waiting for the end of the turn."""
-        if self._link is not None:
-            self._flush()
 
     async def close(self) -> None:
         """Drop the link; requests still waiting raise ClosedError. A second call does nothing."""

@@ -7,14 +7,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import repeat
 from typing import Any, Final, Required, TypeAlias, TypedDict
 
 from chasqui import payload
 from chasqui._core.envelope import encode_retry
-from chasqui.adding import DELAYED, RELATIVE, UNIQUE, Added, Batch
+from chasqui._core.payload import pack_rows
+from chasqui.adding import DELAYED, RELATIVE, UNIQUE, Batch
 from chasqui.errors import PayloadError, PayloadTooLargeError
-from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatPattern, ResultSource
+from chasqui.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
 from chasqui.keys import check_job_id, check_job_name
 
 #: The longest delay that is taken unless the queue says otherwise; 0 takes any.
@@ -27,8 +27,7 @@ MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
 
 _MAX_ATTEMPTS = 2**32 - 1
 _MAX_DELAY_MS = 2**52  # beyond 2**53 a sorted set's score is not exact
-#: A name of at most this many ASCII characters needs no further look.
-_SHORT_NAME = 64
+_MAX_BYTES = payload.MAX_BYTES - payload.ENVELOPE_ROOM
 
 _OPTIONS = frozenset(
     ("name", "data", "delay_ms", "delay", "attempts", "backoff", "job_id", "repeat", "missed_fires")
@@ -84,34 +83,34 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
     payloads: list[bytes] = []
     names: list[str] = []
     given: list[Any] = []
-    special: list[tuple[int, Mapping[str, Any]]] = []
-    encode = payload.encode
-    for i, entry in enumerate(entries):
+    special: list[int] = []
+    i, total = 0, len(entries)
+    while (i := pack_rows(entries, i, _MAX_BYTES, payloads, names, given, special)) < total:
+        entry = entries[i]
         try:
-            name, data = entry["name"], entry["data"]
-            if type(name) is not str or len(name) > _SHORT_NAME or not name.isascii():
-                name = check_job_name(name or "")
-            payloads.append(encode(data))
-            names.append(name)
-            given.append(data)
+            names.append(check_job_name(entry["name"] or ""))
+            payloads.append(payload.encode(entry["data"]))
+            given.append(entry["data"])
         except Exception as error:
             raise _at(i, entry, error) from None
         if len(entry) != 2:
-            special.append((i, entry))
+            special.append(i)
+        i += 1
     batch = Batch(payloads, names, data=given)
     if special:
-        _take_options(batch, special, max_delay_s)
+        _take_options(batch, entries, special, max_delay_s)
     return batch
 
 
 def _take_options(
-    batch: Batch, special: list[tuple[int, Mapping[str, Any]]], max_delay_s: int
+    batch: Batch, entries: Sequence[Mapping[str, Any]], special: list[int], max_delay_s: int
 ) -> None:
     total = len(batch.payloads)
     ids: list[str | None] = [None] * total
     retries: list[bytes | None] = [None] * total
     kinds, dues = [0] * total, [0] * total
-    for i, entry in special:
+    for i in special:
+        entry = entries[i]
         try:
             for option in entry:
                 if option not in _OPTIONS:
@@ -130,15 +129,6 @@ def _take_options(
         batch.retries = retries
     if any(kinds):
         batch.ids, batch.kinds, batch.dues = ids, kinds, dues
-
-
-def jobs_of(batch: Batch, added: Added, queue: ResultSource | None) -> list[Job]:
-    """The jobs that an add returns, in order."""
-    assert batch.data is not None
-    names = repeat(batch.names) if isinstance(batch.names, str) else batch.names
-    is_new = repeat(True) if added.is_new is None else added.is_new
-    at_ms = repeat(added.created_at_ms)
-    return list(map(Job, added.ids, names, batch.data, repeat(0), at_ms, is_new, repeat(queue)))
 
 
 def refuse_useless(missed_fires: object, unique_for: object, job_id: object) -> None:

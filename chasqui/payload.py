@@ -5,7 +5,8 @@ subclasses of these (StrEnum, defaultdict), which come back as the type they are
 would come back as a list, a datetime not at all: they are refused where the job is added, with the
 place inside the value, and not where a worker trips over them.
 
-A good value costs two C calls. Only a refused one is walked in Python, to say what is wrong.
+Plain values, which nearly all are, go through the compiled core; subclasses and what has to be
+refused, through the msgpack library. Only a refused value is walked in Python, to say why.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import msgpack  # type: ignore[import-untyped]
 
 from chasqui._core.envelope import check_msgpack
+from chasqui._core.payload import pack, unpack
 from chasqui.errors import PayloadError, PayloadTooLargeError
 
 #: The deepest nesting of lists and dicts.
@@ -31,10 +33,6 @@ ENVELOPE_ROOM: Final = 512
 #: Where a value sits: the way to what holds it, and its index or key there.
 _Path: TypeAlias = "tuple[_Path, object] | None"
 
-# Packers that nobody uses right now. One that is working is not among them, so that another
-# thread gets its own; one that failed or has grown large does not return.
-_idle: list[msgpack.Packer] = []
-
 
 def encode(
     value: object, *, max_bytes: int = MAX_BYTES - ENVELOPE_ROOM, root: str = "data"
@@ -45,20 +43,16 @@ def encode(
     that msgpack cannot hold, PayloadTooLargeError above `max_bytes`. Messages name the place
     inside the value, which they call `root`; they never show the data.
     """
+    plain = pack(value, max_bytes)
+    if plain is not None:
+        return plain
     try:
-        packer = _idle.pop()
-    except IndexError:
-        packer = msgpack.Packer(use_bin_type=True, strict_types=True, default=_plain)
-    try:
-        data: bytes = packer.pack(value)
-        if len(data) > max_bytes:
-            raise PayloadTooLargeError(len(data), max_bytes)
-        _idle.append(packer)
+        data: bytes = msgpack.packb(value, use_bin_type=True, strict_types=True, default=_plain)
         check_msgpack(data, MAX_DEPTH)
-    except PayloadTooLargeError:
-        raise
     except (TypeError, ValueError, OverflowError) as error:
         raise (_refusal(value, root) or error) from None
+    if len(data) > max_bytes:
+        raise PayloadTooLargeError(len(data), max_bytes)
     return data
 
 
@@ -72,8 +66,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
     if len(data) > max_bytes:
         raise PayloadTooLargeError(len(data), max_bytes)
     try:
-        check_msgpack(data, MAX_DEPTH)
-        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+        return unpack(data)
     except ValueError as error:
         raise PayloadError(f"the payload does not decode: {error}") from None
 

@@ -5,7 +5,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ from chasqui.adding import (
     until_durable,
 )
 from chasqui.errors import NotSupportedError, QueueFullError, ServerError
+from chasqui.job import Job
 from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, commands
+from chasqui.request import Effect, Plan, Request, commands
 from chasqui.server import warn_if_early
 
 
@@ -85,7 +86,7 @@ class Plans:
         """Add a batch: each job once, however often the link drops on the way."""
         now_ms = time.time_ns() // 1_000_000
         if not batch.payloads:
-            return Added([], now_ms)
+            return Added([], now_ms, [])
         batch.draw_delayed_ids(now_ms)
         if options.durable is not None and options.durable not in self._durable:
             yield from self._probe_durable(options.durable)
@@ -102,10 +103,18 @@ class Plans:
                 replies.append(self._unless_full(reply, options))
                 limit = None
         # Alone, when all others are in: what it waits for is on disk then with all before it.
-        last = parts.pop() if options.durable is not None or len(parts) == 1 else None
+        last = parts.pop() if options.durable is not None or limit is not None else None
+        jobs: list[Job] = []
+
+        def chunks() -> Iterator[Request]:
+            for part in parts:
+                yield chunk(batch, part, options, now_ms, ids)
+            if last is None:
+                jobs.extend(batch.jobs(ids, now_ms))  # while the server works on them
+
         if parts:
             try:
-                answers = yield (chunk(batch, part, options, now_ms, ids) for part in parts)
+                answers = yield chunks()
             except Exception as error:
                 answers = [error]
             check_all(answers, had_some=bool(replies))
@@ -117,9 +126,12 @@ class Plans:
                 replies.append(self._unless_full(confirmed(answer, options), options))
             except Exception as error:
                 check_all([error], had_some=bool(replies))
-        if batch.kinds is None:
-            return Added(ids, now_ms)
-        return Added(ids, now_ms, [flag == 49 for reply in replies for flag in reply])
+        jobs = jobs or batch.jobs(ids, now_ms)
+        if batch.kinds is not None:
+            flags = (flag for reply in replies for flag in reply)
+            for job, flag in zip(jobs, flags, strict=bool(jobs)):
+                job.is_new = flag == ord("1")
+        return Added(ids, now_ms, jobs)
 
     def _unless_full(self, reply: Any, options: AddOptions) -> Any:
         """A chunk's reply, if the queue had room for it."""

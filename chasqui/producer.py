@@ -32,9 +32,10 @@ MAX_PAYLOAD_BYTES: Final = (512 << 20) - 1024
 class Turn:
     """Single adds that met in one turn of the event loop: one chunk, one reply for all of them."""
 
-    __slots__ = ("added", "futures", "names", "payloads", "retries", "size")
+    __slots__ = ("added", "futures", "loop", "names", "payloads", "retries", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.payloads: list[bytes] = []
         self.names: list[str] = []
         self.retries: list[bytes | None] = []
@@ -125,7 +126,10 @@ class Producer:
 
     async def add(self, payload: bytes) -> str:
         """Add one job; its id."""
-        return (await self.add_one(_payload(payload)))[0]
+        checked = _payload(payload)
+        if self.connection.is_congested:
+            await self.connection.room()
+        return (await self.put(checked))[0]
 
     async def add_with_options(self, payload: bytes, opts: Mapping[str, Any]) -> str:
         return (await self._add([_payload(payload)], opts))[0]
@@ -201,34 +205,37 @@ class Producer:
         )
         return (await self.run(self.plans.add(batch))).ids
 
-    async def add_one(
+    def put(
         self, payload: bytes, name: str = "", retry: bytes | None = None
-    ) -> tuple[str, int]:
-        """Add one checked job without delay or id of its own; its id and creation time.
+    ) -> asyncio.Future[tuple[str, int]]:
+        """Add one checked job without delay or id of its own; its id and creation time to be.
 
         Adds of one turn of the event loop share a chunk.
         """
-        loop = self.connection.check_owner()
-        if self.connection.is_congested:
-            await self.connection.room()
-        turn = self._turn
-        if turn is not None and (
-            len(turn.payloads) == CHUNK_JOBS or turn.size + len(payload) > CHUNK_BYTES
+        turn, size = self._turn, len(payload)
+        if (
+            turn is None
+            or turn.loop is not asyncio.get_running_loop()
+            or len(turn.payloads) == CHUNK_JOBS
+            or turn.size + size > CHUNK_BYTES
         ):
-            self._send_turn()
-            turn = None
-        if turn is None:
-            if self.connection.is_closed:
-                raise ClosedError("the producer was shut down")
-            turn = self._turn = Turn()
-            loop.call_soon(self._send_turn)
-        future: asyncio.Future[tuple[str, int]] = loop.create_future()
+            turn = self._next_turn()
+        future: asyncio.Future[tuple[str, int]] = turn.loop.create_future()
         turn.payloads.append(payload)
-        turn.size += len(payload)
+        turn.size += size
         turn.names.append(name)
         turn.retries.append(retry)
         turn.futures.append(future)
-        return await future
+        return future
+
+    def _next_turn(self) -> Turn:
+        loop = self.connection.check_owner()
+        if self.connection.is_closed:
+            raise ClosedError("the producer was shut down")
+        self._send_turn()
+        turn = self._turn = Turn(loop)
+        loop.call_soon(self._send_turn)
+        return turn
 
     def _send_turn(self) -> None:
         turn, self._turn = self._turn, None
@@ -244,12 +251,10 @@ class Producer:
         ids: list[str] = []
         try:
             request = self.plans.numbering.chunk(batch, slice(0, count), PLAIN, now_ms, ids)
-            turn.added = Added(ids, now_ms)
-            self.connection.post(request, turn)
+            turn.added = Added(ids, now_ms, [])
+            self.connection.send(request, turn)
         except Exception as error:
             turn.set_exception(error)
-            return
-        self.connection.flush()
 
     # ── Everything else ─────────────────────────────────────────────────────────────────────────
 

@@ -6,10 +6,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
-from chasqui import dlq, drafts, repeatables
-from chasqui.adding import Added, AddOptions, AddSettings, Batch, Durable, OnFull, full_waits_s
+from chasqui import dlq, drafts, payload, repeatables
+from chasqui.adding import (
+    PLAIN,
+    Added,
+    AddOptions,
+    AddSettings,
+    Batch,
+    Durable,
+    OnFull,
+    full_waits_s,
+)
 from chasqui.config import CredentialProvider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
@@ -17,7 +26,7 @@ from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, 
 from chasqui.ends import End, JobEnds
 from chasqui.errors import ClosedError, JobFailedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
-from chasqui.keys import DEFAULT_GROUP, check_job_id, check_queue_name
+from chasqui.keys import DEFAULT_GROUP, check_job_id, check_job_name, check_queue_name
 from chasqui.plans import Counts as Counts
 from chasqui.plans import ResultWait
 from chasqui.producer import Producer
@@ -59,6 +68,8 @@ class Queue:
         self.name = check_queue_name(name)
         self._settings = AddSettings(max_backlog, on_full, durable)
         self._tracing = tracing
+        #: Whether jobs without options of their own may share a chunk with others.
+        self._shares_chunks = tracing is None and self._settings.options(None) is PLAIN
         self._producer = Producer(
             redis_url,
             name,
@@ -123,6 +134,15 @@ class Queue:
                 missed_fires=missed_fires,
             )
         drafts.refuse_useless(missed_fires, unique_for, job_id)
+        if delay_ms is None and delay is None and job_id is None and self._shares_chunks:
+            self._check_open()
+            checked = check_job_name(name or "")
+            retry = drafts.retry_of(attempts, backoff)
+            encoded = payload.encode(data)
+            if self._producer.connection.is_congested:
+                await self._producer.connection.room()
+            new_id, created_at_ms = await self._producer.put(encoded, checked, retry)
+            return Job(new_id, checked, data, 0, created_at_ms, True, self)
         batch = drafts.single(
             name,
             data,
@@ -133,14 +153,7 @@ class Queue:
             job_id=job_id,
             max_delay_s=self._producer.max_delay_s,
         )
-        options = self._settings.options(unique_for)
-        if batch.kinds is None and options.is_plain and self._tracing is None:
-            self._check_open()
-            retry = None if batch.retries is None else batch.retries[0]
-            checked = cast(str, batch.names)
-            new_id, created_at_ms = await self._producer.add_one(batch.payloads[0], checked, retry)
-            return Job(new_id, checked, data, 0, created_at_ms, True, self)
-        return drafts.jobs_of(batch, await self._add(batch, options), self)[0]
+        return (await self._add(batch, self._settings.options(unique_for))).jobs[0]
 
     async def add_unique(
         self,
@@ -178,9 +191,10 @@ class Queue:
         """
         batch = drafts.bulk(jobs, self._producer.max_delay_s)
         added = await self._add(batch, self._settings.options(unique_for))
-        return drafts.jobs_of(batch, added, self)
+        return added.jobs
 
     async def _add(self, batch: Batch, options: AddOptions) -> Added:
+        batch.owner = self
         self._settings.check_fits(batch)
         waits_s = full_waits_s()
         while True:

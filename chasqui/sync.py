@@ -136,7 +136,7 @@ class Queue:
             max_delay_s=self._max_delay_s,
         )
         options = self._settings.options(unique_for)
-        return drafts.jobs_of(batch, self._add(batch, options), None)[0]
+        return self._add(batch, options).jobs[0]
 
     def add_unique(
         self,
@@ -174,7 +174,7 @@ class Queue:
         """
         batch = drafts.bulk(jobs, self._max_delay_s)
         added = self._add(batch, self._settings.options(unique_for))
-        return drafts.jobs_of(batch, added, None)
+        return added.jobs
 
     def _add(self, batch: Batch, options: AddOptions) -> Added:
         self._settings.check_fits(batch)

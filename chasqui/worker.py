@@ -15,7 +15,6 @@ from chasqui.consumer.dispatcher import UnreadableError
 from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.traced import TracedHandlers
 from chasqui.duty import Duty
-from chasqui.errors import PayloadError
 from chasqui.job import Job
 from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink
@@ -294,9 +293,9 @@ def timed_work(
 
 def _make_job(engine: Engine, entry: Entry) -> Job:
     try:
-        data = payload.decode(entry.payload, max_bytes=engine.config.max_payload_bytes)
-    except PayloadError as error:
-        raise UnreadableError(str(error)) from None
+        data = entry.unpack()
+    except ValueError as error:
+        raise UnreadableError(f"the payload does not decode: {error}") from None
     return Job(
         entry.job_id,
         entry.name,

@@ -16,6 +16,7 @@ from chasqui._core.hiredis cimport (
     REDIS_REPLY_MAP, REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
 )
 from chasqui._core.msgpack cimport Fault
+from chasqui._core.payload cimport unpack_run
 from chasqui._core.reply cimport (
     Builder, check_text, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
 )
@@ -57,6 +58,17 @@ cdef class Entry:
     def payload(self):
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self._decoded()) + self._view.payload_at,
                                          self._view.payload_size)
+
+    def unpack(self):
+        """The value in the payload; ValueError as of `payload.unpack`."""
+        return unpack_run(<const unsigned char*>PyBytes_AS_STRING(self._decoded()) + self._view.payload_at,
+                          self._view.payload_size)
+
+    @property
+    def is_new(self):
+        """True for a readable entry that was never delivered nor run before, and may run."""
+        return (self.fault is None and self.deliveries == 0 and self._view.attempt == 0
+                and not (self._view.retry.has_max_attempts and self._view.retry.max_attempts == 0))
 
     @property
     def created_at_ms(self):

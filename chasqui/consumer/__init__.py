@@ -103,7 +103,7 @@ class Engine:
             self._relocator,
             self.events,
             self.metrics,
-            make_job=lambda entry: make_job(self, entry),
+            make_job=functools.partial(make_job, self),
             encode_result=encode_result,
         )
         self._reader = Reader(

@@ -103,12 +103,7 @@ class Dispatcher:
         for entry in entries:
             if entry is None:
                 continue
-            if (
-                entry.fault is None
-                and entry.deliveries == 0
-                and entry.attempt == 0
-                and entry.max_attempts != 0
-            ):
+            if entry.is_new:
                 waiting.append(entry)
                 continue
             if entry.fault == GONE:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from chasqui._core.backoff import backoff_ms
@@ -31,6 +32,7 @@ from chasqui._core.envelope import (
     encode_envelope,
     encode_retry,
 )
+from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import ProtocolError, ReplyReader
 from chasqui._core.ulid import UlidFactory
 from tests.core.memory import assert_keeps_nothing
@@ -42,6 +44,13 @@ ENVELOPE = encode_envelope("job-of-mine", b"\xc4\x01x", NOW_MS, 3, encode_retry(
 MEMBER = encode_delayed_member("a name that is longer than most", ENVELOPE)
 BROKEN = ENVELOPE[:-1]
 SHA = b"5" * 40
+VALUE = {
+    "to": "ada",
+    "many": [2**40, -(2**40), 1.5, None, True, b"bytes", "ü" * 40],
+    "in": {"x": {}},
+}
+PACKED = msgpack.packb(VALUE)
+ROWS = [{"name": "n", "data": VALUE}] * 3 + [None]
 
 BUFFER, ULIDS = CommandBuffer(), UlidFactory()
 READER = ReplyReader()
@@ -125,6 +134,15 @@ CALLS: dict[str, Callable[[], object]] = {
     "decode member, broken": lambda: decode_delayed_member(b"\x02\0\0\0\xff\xff"),
     "check": lambda: check_msgpack(bytearray(ENVELOPE)),
     "check, broken": lambda: check_msgpack(BROKEN),
+    "pack": lambda: pack(VALUE, 1 << 20),
+    "pack a tuple": lambda: pack([VALUE, {"x": (1000,)}], 1 << 20),
+    "pack a surrogate": lambda: pack(["\ud800" * 3], 1 << 20),
+    "pack much": lambda: pack(["x" * 100_000], 1 << 20),
+    "pack_rows": lambda: pack_rows(ROWS, 0, 99, [], [], [], []),
+    "unpack": lambda: unpack(PACKED),
+    "unpack, broken": lambda: unpack(PACKED[:-1]),
+    "unpack, wrong key": lambda: unpack(b"\x92\xa5hello\x81\xcd\x40\x00\x01"),
+    "unpack, wrong text": lambda: unpack(b"\x92\xa5hello\xa1\xff"),
     "command": clean(lambda: BUFFER.command("SET", b"k", bytearray(b"v"), 2**70, 1.5)),
     "command, wrong": lambda: BUFFER.command("SET", b"k" * 50, None),
     "buffer": lambda: CommandBuffer().command(b"x" * 5000),

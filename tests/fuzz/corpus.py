@@ -148,6 +148,11 @@ class Corpus:
 
     # ── msgpack ──
 
+    def payload(self) -> bytes:
+        """A value of any types, mostly such as a payload holds."""
+        value = self._any(0)
+        return self._pack({"to": value} if self._rng.random() < 0.7 else value)
+
     def _retry(
         self,
     ) -> tuple[int | None, tuple[str, int, int | None, float | None, int | None] | None]:

@@ -142,6 +142,23 @@ def parts_of(data: bytes) -> Parts:
     return parts(decode_envelope(data))
 
 
+# ── Payloads ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def payload(data: bytes) -> Any:
+    """What a payload says by msgpack, or MISSHAPEN."""
+    try:
+        check_msgpack(data, _MAX_DEPTH)
+        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except ValueError:
+        return MISSHAPEN
+
+
+def packed(value: Any) -> Any:
+    """The value as msgpack writes it."""
+    return msgpack.packb(value, use_bin_type=True)
+
+
 class _Ext(NamedTuple):
     """Unlike msgpack's, of any code."""
 

@@ -1,4 +1,4 @@
-"""What must hold for every input, whatever its bytes: four targets, each judged by another decoder.
+"""What must hold for every input, whatever its bytes: five targets, each judged by another decoder.
 
 `check` is a function of the input alone, so that a saved input fails again when replayed.
 """
@@ -17,6 +17,7 @@ from chasqui._core.envelope import (
     decode_envelope,
     encode_delayed_member,
 )
+from chasqui._core.payload import pack, unpack
 from chasqui._core.reply import INCOMPLETE, Builder, ProtocolError, Push, ReplyError, ReplyReader
 from tests.fuzz import reference
 from tests.fuzz.corpus import Corpus
@@ -233,6 +234,26 @@ def _is_member(data: bytes) -> bool:
         return False
 
 
+# ── Payloads ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_payload(data: bytes) -> bool:
+    """Accepted exactly when msgpack decodes it to plain values; packed as msgpack does."""
+    expected = reference.payload(data)
+    try:
+        value = unpack(data)
+    except ValueError as error:
+        if expected is not reference.MISSHAPEN:
+            raise WrongAnswerError(f"refused ({error}), expected {expected!r}") from None
+        return False
+    if repr(value) != repr(expected):
+        raise WrongAnswerError(f"{value!r}, expected {expected!r}")
+    packed = pack(value, 1 << 20)
+    if packed is not None and packed != reference.packed(value):
+        raise WrongAnswerError(f"{value!r} is packed as {packed!r}")
+    return True
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -240,5 +261,6 @@ TARGETS = {
         Target("entries", RESP, Corpus.entries, check_entries),
         Target("envelope", MSGPACK, Corpus.envelope, check_envelope),
         Target("member", MSGPACK, Corpus.member, check_member),
+        Target("payload", MSGPACK, Corpus.payload, check_payload),
     )
 }
