@@ -109,20 +109,32 @@ def _take_options(
     ids: list[str | None] = [None] * total
     retries: list[bytes | None] = [None] * total
     kinds, dues = [0] * total, [0] * total
+    #: What was encoded before, by the attempts and the very object that says the backoff.
+    encoded: dict[tuple[int | None, int], bytes | None] = {}
     for i in special:
         entry = entries[i]
+        get = entry.get
         try:
-            for option in entry:
-                if option not in _OPTIONS:
-                    raise ValueError(f"unknown option {option!r}")
-            if entry.get("repeat") is not None or entry.get("missed_fires") is not None:
+            if not entry.keys() <= _OPTIONS:
+                unknown = next(option for option in entry if option not in _OPTIONS)
+                raise ValueError(f"unknown option {unknown!r}")
+            if get("repeat") is not None or get("missed_fires") is not None:
                 raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
-            kind, due = due_of(entry.get("delay_ms"), entry.get("delay"), max_delay_s)
-            if (job_id := entry.get("job_id")) is not None:
+            delay_ms, delay = get("delay_ms"), get("delay")
+            if delay_ms is not None or delay is not None:
+                kinds[i], dues[i] = due_of(delay_ms, delay, max_delay_s)
+            if (job_id := get("job_id")) is not None:
                 ids[i] = check_job_id(job_id)
-                kind |= UNIQUE
-            retries[i] = retry_of(entry.get("attempts"), entry.get("backoff"))
-            kinds[i], dues[i] = kind, due
+                kinds[i] |= UNIQUE
+            attempts, backoff = get("attempts"), get("backoff")
+            if attempts is not None or backoff is not None:
+                known = (attempts, id(backoff))
+                if attempts is not None and type(attempts) is not int:
+                    retries[i] = retry_of(attempts, backoff)
+                elif known not in encoded:
+                    retries[i] = encoded[known] = retry_of(attempts, backoff)
+                else:
+                    retries[i] = encoded[known]
         except Exception as error:
             raise _at(i, entry, error) from None
     if any(retries):
