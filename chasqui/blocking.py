@@ -204,7 +204,8 @@ class _Exchange:
             try:
                 link.pump(self._take, self._on_reply)
             except (OSError, ProtocolError) as error:
-                logger.debug("the link to %s is lost: %s", link.endpoint, error)
+                fields = {"server": str(link.endpoint)}
+                logger.debug("the link to %s is lost: %s", link.endpoint, error, extra=fields)
                 self._lose(link)
             except BaseException:
                 self._side.drop_link()  # replies are still to come that nobody would take
@@ -358,7 +359,8 @@ class _Exchange:
                     self._locate(), min(deadline_s, time.monotonic() + CONNECT_TIMEOUT_S)
                 )
             except Exception as error:
-                logger.debug("no connection to %s: %s", self._endpoint, error)
+                fields = {"server": str(self._endpoint)}
+                logger.debug("no connection to %s: %s", self._endpoint, error, extra=fields)
                 side.node = None
                 if is_final(error, was_connected=side.was_connected):
                     self._fail_unsent(dial_failure(self._endpoint, error))

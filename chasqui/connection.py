@@ -435,7 +435,8 @@ class Connection:
                 try:
                     link = await self._open_link(await self._locate())
                 except Exception as error:
-                    logger.debug("no connection to %s: %s", self.endpoint, error)
+                    fields = {"server": str(self.endpoint)}
+                    logger.debug("no connection to %s: %s", self.endpoint, error, extra=fields)
                     self._node = None
                     if is_final(error, was_connected=self._was_connected):
                         self._fail_waiting(dial_failure(self.endpoint, error))

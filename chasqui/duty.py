@@ -73,9 +73,9 @@ class Duty:
                     self.name,
                     self.lease.key.decode(),
                     error,
-                    extra={"duty": self.name},
+                    extra={"duty": self.name, "key": self.lease.key.decode()},
                 )
-                logger.debug("the error in full", exc_info=True)
+                logger.debug("the error in full", exc_info=True, extra={"duty": self.name})
             return RETRY_S
         self._failure = ""
         return wait_s
@@ -87,9 +87,8 @@ class Duty:
                 await self.lease.release(self.connection)
         except Exception as error:
             key = self.lease.key.decode()
-            logger.info(
-                "%s is not released, and ends by itself: %s", key, error, extra={"duty": self.name}
-            )
+            fields = {"duty": self.name, "key": key}
+            logger.info("%s is not released, and ends by itself: %s", key, error, extra=fields)
 
 
 class Standalone:

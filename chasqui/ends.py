@@ -171,7 +171,11 @@ class JobEnds:
                     )
                     return
                 except ChasquiError as error:
-                    logger.debug("events of queue %s cannot be read: %s", self._keys.queue, error)
+                    queue = self._keys.queue
+                    fields = {"queue": queue}
+                    logger.debug(
+                        "events of queue %s cannot be read: %s", queue, error, extra=fields
+                    )
                     await asyncio.sleep(AGAIN_S)
         finally:
             await connection.close()

@@ -52,7 +52,7 @@ class EventWriter:
         self._key = keys.events
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
-        self._replies = _Replies()
+        self._replies = _Replies(keys.queue)
         #: Called before events are sent: what they tell of must be on its way before them.
         self.before_send: Callable[[], object] = lambda: None
 
@@ -130,7 +130,8 @@ class EventWriter:
 class _Replies:
     """Takes the replies to events, which nobody waits for; tells of errors now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
         self._next_s = 0.0
 
     def done(self) -> bool:
@@ -150,7 +151,10 @@ class _Replies:
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + COMPLAIN_S
-            logger.warning("events could not be written: %s", what)
+            fields = {"queue": self._queue}
+            logger.warning(
+                "events of queue %s could not be written: %s", self._queue, what, extra=fields
+            )
 
 
 def _short(reason: str) -> bytes:

@@ -75,7 +75,8 @@ class Exporter:
             now_s = time.monotonic()
             if now_s - self._logged_s >= LOG_EVERY_S:
                 self._logged_s = now_s
-                logger.warning("the queues cannot be read: %s", error)
+                fields = {"queues": len(self._plans)}
+                logger.warning("the queues cannot be read: %s", error, extra=fields)
             raise
 
     def close(self) -> None:

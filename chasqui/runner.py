@@ -143,7 +143,8 @@ class Stop:
         """The first asks for the drain, the second cuts it short, the third waits for nothing."""
         self._asked += 1
         if self._asked == 1:
-            logger.info("draining; once more to stop at once")
+            fields = {"queue": self._worker.name}
+            logger.info("draining; once more to stop at once", extra=fields)
             self.drain()
         elif self._asked == 2:
             self.now(FORCED + number)
@@ -184,7 +185,7 @@ class Stop:
             self.code = FAILED
         if self.code >= FORCED or _has_handlers_left():
             if error is not None and not isinstance(error, SystemExit):
-                logger.error("%s", error)
+                logger.error("%s", error, extra={"queue": self._worker.name})
             logging.shutdown()
             os._exit(self.code)
 

@@ -198,7 +198,8 @@ class Supervisor:
 
     def _obey(self, number: int) -> None:
         if not self._is_stopping:
-            logger.info("draining; once more to stop at once")
+            fields = {"processes": len(self._places)}
+            logger.info("draining; once more to stop at once", extra=fields)
             self._drain()
         else:
             self._code = FORCED + number
@@ -215,7 +216,8 @@ class Supervisor:
                 try:
                     place.line.send_bytes(message)
                 except OSError:
-                    logger.debug("a process ended before it could be told %r", message)
+                    fields = {"said": message.decode(errors="replace")}
+                    logger.debug("a process ended before it was told %r", message, extra=fields)
 
     def _end_all(self) -> None:
         """Wait as long as stopping at once may take, then kill."""
@@ -248,7 +250,7 @@ def _work(
                 "leave it out, so that each gets its own"
             )
     except TargetError as error:
-        logger.error("%s", error)
+        logger.error("%s", error, extra={"target": target})
         raise SystemExit(USAGE) from None
     if worker is None:
         raise SystemExit(FAILED)
@@ -261,7 +263,7 @@ def _work(
         try:
             code = runner.run_until(worker, stop, recycle)
         except (ChasquiError, OSError) as error:
-            logger.error("%s", error)
+            logger.error("%s", error, extra={"queue": worker.name})
             code = FAILED
     raise SystemExit(code)
 

@@ -4,6 +4,7 @@ Jobs are known by the number in their data, `{"n": 7}`, which the test chose; id
 and go.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,39 +17,49 @@ from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.payload import decode
 from tests.facts import Fact, Ledger
 
+_IS_MISSING = re.compile("NOGROUP|no such key")
+
 __all__ = ["Audit", "Census", "Fact", "Ledger", "audit", "number"]
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Where the jobs of a queue are, at rest: their numbers, with repetitions if there are any."""
+    """Where the jobs of a queue are, at one moment: their numbers, with repetitions if any."""
 
     stream: list[int]
     #: Of those in the stream, the ones delivered and not acknowledged: number → idle ms.
     pending: dict[int, int]
     delayed: list[int]
     dlq: list[int]
+    #: Of those in the stream, the ones delivered once and nobody's now: no worker will see them.
+    forgotten: list[int] = field(default_factory=list)
 
     @classmethod
     def take(cls, url: str, queue_name: str) -> "Census":
         keys = Keys(queue_name)
-        with redis.Redis.from_url(url) as client:
-            entries = {
-                entry_id: number(fields[ENVELOPE])
-                for entry_id, fields in client.xrange(keys.stream)
-            }
-            return cls(
-                stream=list(entries.values()),
-                pending={
-                    entries.get(held["message_id"], -1): held["time_since_delivered"]
-                    for held in _pending(client, keys)
-                },
-                delayed=[
-                    number(decode_delayed_member(member)[1])
-                    for member in client.zrange(keys.delayed, 0, -1)
-                ],
-                dlq=[number(fields[ENVELOPE]) for _, fields in client.xrange(keys.dlq)],
-            )
+        with redis.Redis.from_url(url) as client, client.pipeline() as moment:
+            moment.xrange(keys.stream)
+            moment.xpending_range(keys.stream, DEFAULT_GROUP, "-", "+", 1_000_000)
+            moment.xinfo_groups(keys.stream)
+            moment.zrange(keys.delayed, 0, -1)
+            moment.xrange(keys.dlq)
+            found = [_unless_missing(reply) for reply in moment.execute(raise_on_error=False)]
+        waiting, held, groups, delayed, dead = found
+        entries = {entry_id: number(fields[ENVELOPE]) for entry_id, fields in waiting}
+        pending = {one["message_id"]: one["time_since_delivered"] for one in held}
+        ours = [group for group in groups if group["name"] == DEFAULT_GROUP.encode()]
+        delivered = _order(ours[0]["last-delivered-id"] if ours else b"0-0")
+        return cls(
+            stream=list(entries.values()),
+            pending={entries.get(entry_id, -1): idle_ms for entry_id, idle_ms in pending.items()},
+            delayed=[number(decode_delayed_member(member)[1]) for member in delayed],
+            dlq=[number(fields[ENVELOPE]) for _, fields in dead],
+            forgotten=[
+                n
+                for entry_id, n in entries.items()
+                if entry_id not in pending and _order(entry_id) <= delivered
+            ],
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -67,7 +78,7 @@ class Audit:
     doubled: set[int]
     #: Both completed and in the DLQ.
     contradictory: set[int]
-    #: Pending for longer than three leases although a worker lives.
+    #: Delivered and nobody's, or pending for longer than three leases although a worker lives.
     stuck: set[int]
     #: Ran in two handlers at the same time.
     overlapping: set[int]
@@ -108,9 +119,12 @@ def audit(
         doubled={n for n, times in places.items() if times > 1},
         contradictory=completed & set(census.dlq),
         stuck={
-            n
-            for n, idle_ms in census.pending.items()
-            if lease_ms is not None and idle_ms > 3 * lease_ms
+            *census.forgotten,
+            *(
+                n
+                for n, idle_ms in census.pending.items()
+                if lease_ms is not None and idle_ms > 3 * lease_ms
+            ),
         },
         overlapping=_overlapping(facts),
         extra=Counter(
@@ -140,10 +154,15 @@ def _overlapping(facts: list[Fact]) -> set[int]:
     return found
 
 
-def _pending(client: redis.Redis, keys: Keys) -> list[dict[str, Any]]:
-    try:
-        return client.xpending_range(keys.stream, DEFAULT_GROUP, "-", "+", 1_000_000)
-    except redis.ResponseError as error:
-        if "NOGROUP" not in str(error):
-            raise
+def _unless_missing(reply: Any) -> Any:
+    """What a server said; nothing where there is no stream or no group."""
+    if isinstance(reply, redis.ResponseError) and _IS_MISSING.match(str(reply)):
         return []
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    first, _, second = entry_id.partition(b"-")
+    return int(first), int(second)

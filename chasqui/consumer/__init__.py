@@ -103,6 +103,7 @@ class Engine:
             self._relocator,
             self.events,
             self.metrics,
+            queue=keys.queue,
             make_job=functools.partial(make_job, self),
             encode_result=encode_result,
         )

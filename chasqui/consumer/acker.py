@@ -67,7 +67,7 @@ class Acker:
         self._empty = asyncio.Event()
         self._empty.set()
         self._buffer = CommandBuffer()
-        self._complaints = Complaints(logger)
+        self._complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
     @property
@@ -177,15 +177,21 @@ class Acker:
             self._finished(batch, [])
             return
         if isinstance(error, ServerError | AuthenticationError):
-            self._complaints.warn("%d acks are refused and sent again: %s", len(batch.ids), error)
+            count = len(batch.ids)
+            self._complaints.warn(
+                "%d acks are refused and sent again: %s", count, error, acks=count
+            )
         else:
-            logger.debug("%d acks are sent again: %s", len(batch.ids), error)
+            fields = {"queue": self._keys.queue, "acks": len(batch.ids)}
+            logger.debug("%d acks are sent again: %s", len(batch.ids), error, extra=fields)
         batch.must_fence = True
         loop = asyncio.get_running_loop()
         loop.call_later(AGAIN_S, self._again, batch)
 
     def _not_stored(self, count: int) -> None:
-        self._complaints.warn("the server would not store the results of %d jobs", count)
+        self._complaints.warn(
+            "the server would not store the results of %d jobs", count, results=count
+        )
 
     def _again(self, batch: "Batch") -> None:
         if batch in self._inflight:

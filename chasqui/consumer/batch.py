@@ -73,11 +73,17 @@ class BatchDispatcher(Dispatcher):
         failures: dict[str, BaseException] = {}
         results: Any = None
         try:
-            results = await (run(jobs) if limit_s is None else within(limit_s, run(jobs)))
+            results = await (
+                run(jobs) if limit_s is None else within(limit_s, run(jobs), self._queue)
+            )
         except BatchError as error:
             failures = dict(error.failures)
             if unknown := failures.keys() - {job.id for job in jobs}:
-                logger.warning("BatchError names jobs that were not in the batch: %s", unknown)
+                logger.warning(
+                    "BatchError names jobs that were not in the batch: %s",
+                    unknown,
+                    extra={"queue": self._queue, "jobs": len(unknown)},
+                )
         except BaseException as error:
             handled = [self._failed(entry, error, started_ns) for entry in good]
             if not all(handled):

@@ -63,6 +63,7 @@ class Dispatcher:
         events: EventWriter | None,
         metrics: MetricsSink | None,
         *,
+        queue: str,
         make_job: Callable[[Entry], Any],
         encode_result: Callable[[Any], bytes | None],
     ) -> None:
@@ -73,6 +74,7 @@ class Dispatcher:
         self._relocator = relocator
         self._events = events
         self._metrics = metrics
+        self._queue = queue
         self._make_job = make_job
         self._encode_result = encode_result
         self._idle: list[asyncio.Future[None]] = []
@@ -126,6 +128,7 @@ class Dispatcher:
                 "and their jobs are lost: %s",
                 len(gone),
                 ", ".join(entry_id.decode() for entry_id in gone[:5]),
+                extra={"queue": self._queue, "entries": len(gone)},
             )
         if self._metrics is not None and entries:
             self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))
@@ -184,7 +187,9 @@ class Dispatcher:
             except Exception:
                 # Ours, not the handler's: the entry is reclaimed when its lease is over.
                 slot.entry = None
-                logger.exception("entry %s could not be seen to", entry.id.decode())
+                logger.exception(
+                    "entry %s could not be seen to", entry.id.decode(), extra=self._fields(entry)
+                )
             in_a_row += 1
             if in_a_row >= TURN_JOBS:
                 in_a_row = 0
@@ -225,7 +230,7 @@ class Dispatcher:
             job = self._make_job(entry)
             if events is not None:
                 events.active(entry)
-            result = await (run(job) if limit_s is None else within(limit_s, run(job)))
+            result = await (run(job) if limit_s is None else within(limit_s, run(job), self._queue))
             encoded = self._encode_result(result)
         except UnreadableError as error:
             self._refuse(entry, error)
@@ -288,7 +293,12 @@ class Dispatcher:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             # The handler wants the process to end. That is a failed run like others, so that a
             # job that ends every process that takes it does not do so for ever.
-            logger.warning("the handler of %r raised %r: the worker stops", entry.name, error)
+            logger.warning(
+                "the handler of %r raised %r: the worker stops",
+                entry.name,
+                error,
+                extra=self._fields(entry),
+            )
             self.exit = error
             self.on_exit()
         attempt = entry.attempt + 1
@@ -328,7 +338,7 @@ class Dispatcher:
                     entry.name,
                     verdict.delay_ms,
                     in_short(error),
-                    extra={"job_id": entry.job_id, "job_name": entry.name},
+                    extra={**self._fields(entry), "backoff_ms": verdict.delay_ms},
                 )
 
         self._relocator.move(
@@ -353,7 +363,7 @@ class Dispatcher:
                 entry.name,
                 verdict.reason,
                 in_short(error) if error is not None else verdict.detail or "it never ran",
-                extra={"job_id": entry.job_id, "job_name": entry.name, "reason": verdict.reason},
+                extra={**self._fields(entry), "reason": verdict.reason},
             )
 
         self._relocator.move(
@@ -367,6 +377,15 @@ class Dispatcher:
                 on_moved=moved,
             )
         )
+
+    def _fields(self, entry: Entry) -> dict[str, Any]:
+        """What a log record about an entry's run carries."""
+        return {
+            "queue": self._queue,
+            "job_id": entry.job_id,
+            "job_name": entry.name,
+            "attempt": entry.attempt + 1,
+        }
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -44,7 +44,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._is_stopped = False
         self._wake = threading.Event()
-        self._complaints = Complaints(logger)
+        self._complaints = Complaints(logger, keys.queue)
         self._thread = threading.Thread(
             target=self.run, name=f"chasqui-heartbeat-{keys.queue}", daemon=True
         )
@@ -80,7 +80,8 @@ class Heartbeat:
                 self._complain(error)
                 wait_s = min(1.0, period_s / 4)
             except Exception as error:
-                logger.debug("the error in full", exc_info=True)
+                fields = {"queue": self._keys.queue}
+                logger.debug("the error in full", exc_info=True, extra=fields)
                 self._complain(error)
                 wait_s = min(1.0, period_s / 4)
 

@@ -102,8 +102,9 @@ class Holdings:
         return self.waiting_ids() + self.busy_ids()
 
     def take_away(self, entry_ids: list[bytes]) -> list[bytes]:
-        """Note that somebody else owns these; those of them that have not been run to the end."""
+        """Note that somebody else owns these; those of them that have not been run to the end, and
+        of which that was not known."""
         # An entry that is done may be missing because we acknowledged it.
-        lost = set(entry_ids) & {*self.waiting_ids(), *self.running_ids()}
+        lost = set(entry_ids) & {*self.waiting_ids(), *self.running_ids()} - self.lost
         self.lost.update(lost)
         return list(lost)

@@ -92,7 +92,7 @@ class Reader:
         self._paced_at_s = time.monotonic()
         self._paced_count = 0
         self._entry_bytes = 0.0
-        self._complaints = Complaints(logger)
+        self._complaints = Complaints(logger, keys.queue)
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
 
@@ -110,7 +110,8 @@ class Reader:
                 continue
             except (UnreachableError, OutcomeUnknownError) as error:
                 self._must_recover = True
-                logger.debug("reading %s again: %s", self._keys.queue, error)
+                fields = {"queue": self._keys.queue}
+                logger.debug("reading %s again: %s", self._keys.queue, error, extra=fields)
             except ServerError as error:
                 if "NOGROUP" in str(error):  # a script has it in the middle of its text
                     self._group_is_gone()
@@ -123,7 +124,8 @@ class Reader:
                 self._complain(error)
             except Exception as error:
                 # Whatever it was, a worker that reads nothing is worse.
-                logger.debug("the error in full", exc_info=True)
+                fields = {"queue": self._keys.queue}
+                logger.debug("the error in full", exc_info=True, extra=fields)
                 self._complain(error)
                 self._must_recover = True
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))

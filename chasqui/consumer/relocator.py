@@ -90,7 +90,7 @@ class Relocator:
         self._empty = asyncio.Event()
         self._empty.set()
         self._again_s = AGAIN_MIN_S
-        self._complaints = Complaints(logger)
+        self._complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
     @property
@@ -204,6 +204,7 @@ class Relocator:
             "%d entries could not be moved and stay pending, to be tried again: %s",
             len(batch.moves),
             error,
+            entries=len(batch.moves),
         )
         batch.was_repeated = True
         asyncio.get_running_loop().call_later(self._again_s, self._again, batch)

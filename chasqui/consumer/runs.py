@@ -14,7 +14,7 @@ CANCEL_S: Final = 1.0
 LOGGED_CHARS: Final = 300
 
 
-async def within(limit_s: float, run: Awaitable[Any]) -> Any:
+async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
     """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
     if it takes no notice; one that goes on regardless is left behind, and its slot is free."""
     task = asyncio.ensure_future(_contained(run))
@@ -33,7 +33,11 @@ async def within(limit_s: float, run: Awaitable[Any]) -> Any:
     task.cancel()
     await asyncio.wait({task}, timeout=CANCEL_S)
     if not task.done():
-        logger.error("a handler ignores that it was cancelled: it is left behind")
+        logger.error(
+            "a handler of queue %s ignores that it was cancelled: it is left behind",
+            queue,
+            extra={"queue": queue, "limit_s": limit_s},
+        )
         _left_behind.add(task)
         task.add_done_callback(_left_behind.discard)
     elif not task.cancelled():

@@ -132,7 +132,9 @@ class SafeSink(MetricsSink):
             kind = type(record).__name__
             if kind not in self._has_logged:
                 self._has_logged.add(kind)
-                logger.exception("the metrics sink failed on %s; told once", record)
+                logger.exception(
+                    "the metrics sink failed on %s; told once", record, extra={"record": kind}
+                )
 
 
 def guard(sink: MetricsSink | None) -> SafeSink | None:

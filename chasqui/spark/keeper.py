@@ -10,6 +10,7 @@ from typing import Final
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError, ServerError
+from chasqui.events import ACTIVE, COMPLETED, EVENTS_KEPT
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
 from chasqui.spark import ranges
@@ -19,12 +20,11 @@ from chasqui.spark.ranges import Mark, Place
 
 logger = logging.getLogger(__name__)
 
-CLAIM: Final = scripts.load("spark_claim")
-ACK: Final = scripts.load("spark_ack")
+BATCH: Final = scripts.load("spark_batch")
 RENEW: Final = scripts.load("spark_renew")
 
-#: Jobs in one script call: a few milliseconds of the server's time.
-SLICE: Final = 1000
+#: Jobs in one script call: about a millisecond of the server's time.
+SLICE: Final = 250
 
 
 class ConsumerTakenError(ChasquiError):
@@ -43,6 +43,8 @@ class Keeper:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost: str | None = None
+        #: When batches were claimed, by this driver.
+        self._claimed_s: dict[int, float] = {}
         #: The batch whose jobs are renewed.
         self.renewed = 0
 
@@ -85,7 +87,8 @@ class Keeper:
                     scripts.call(scripts.LEASE_RELEASE, names, [self._holder], Effect.IDEMPOTENT)
                 )
             except ChasquiError as error:
-                logger.debug("the lease of %s ends by itself: %s", self._name, error)
+                fields = {"consumer_name": self._name}
+                logger.debug("the lease of %s ends by itself: %s", self._name, error, extra=fields)
             connection.close()
         self._connections.clear()
 
@@ -115,7 +118,10 @@ class Keeper:
                         return
                     self._connections[queue].run(self._renew(queue, self.renewed))
             except ChasquiError as error:
-                logger.warning("the jobs of %s were not renewed: %s", self._name, error)
+                fields = {"consumer_name": self._name}
+                logger.warning(
+                    "the jobs of %s were not renewed: %s", self._name, error, extra=fields
+                )
 
     def _renew(self, queue: str, seq: int) -> Plan[None]:
         after = b"0"
@@ -151,21 +157,29 @@ class Keeper:
 
     def claim(self, queue: str, seq: int, most: int) -> int:
         """Take new jobs for a batch; how many."""
-        keys, taken = Keys(queue), 0
+        taken = 0
+        self._claimed_s[seq] = time.monotonic()
         while taken < most:
             count = min(SLICE, most - taken)
-            got = self._connections[queue].call(
-                scripts.call(
-                    CLAIM,
-                    [keys.stream, keys.paused],
-                    [self._options.group, self.consumer(seq), count],
-                    Effect.IDEMPOTENT,  # sent twice it takes more, and all of it is the batch
-                )
-            )
+            # Sent twice it takes more, and all of it is the batch.
+            got = self._step(queue, seq, count, ACTIVE, "")
             taken += got
             if got < count:
                 break
         return taken
+
+    def _step(self, queue: str, seq: int, most: int, event: bytes, took_us: int | str) -> int:
+        keys = Keys(queue)
+        kept: int | str = EVENTS_KEPT if self._options.write_events else ""
+        count: int = self._connections[queue].call(
+            scripts.call(
+                BATCH,
+                [keys.stream, keys.events, keys.paused],
+                [self._options.group, self.consumer(seq), most, event, kept, took_us],
+                Effect.IDEMPOTENT,
+            )
+        )
+        return count
 
     def marks(self, queue: str, seq: int, step: int) -> list[Mark]:
         """The jobs of a batch, counted."""
@@ -180,19 +194,23 @@ class Keeper:
 
     def acknowledge(self, queue: str, seq: int) -> None:
         """A batch is done."""
-        stream, consumer = Keys(queue).stream, self.consumer(seq)
-        connection = self._connections[queue]
-        arguments: list[str | int] = [self._options.group, consumer, SLICE]
-        while connection.call(scripts.call(ACK, [stream], arguments, Effect.IDEMPOTENT)):
+        started_s = self._claimed_s.get(seq)
+        took_us = "" if started_s is None else int((time.monotonic() - started_s) * 1_000_000)
+        while self._step(queue, seq, SLICE, COMPLETED, took_us):
             pass
-        connection.execute(
+        self._connections[queue].execute(
             "XGROUP",
             "DELCONSUMER",
-            stream,
+            Keys(queue).stream,
             self._options.group,
-            consumer,
+            self.consumer(seq),
             effect=Effect.IDEMPOTENT,
         )
+
+    def forget(self, seq: int) -> None:
+        """Batches up to this one are over."""
+        for one in [one for one in self._claimed_s if one <= seq]:
+            del self._claimed_s[one]
 
     def undelivered(self, queue: str) -> int:
         """How many jobs nobody has taken yet."""

@@ -234,7 +234,10 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
     def _lose(self, queue: str, lost: int | None) -> int:
         if self._options.fail_on_data_loss:
             raise DataLossError(queue, self._options.table, lost)
-        logger.warning("%s events of queue %r were gone before they were read", lost, queue)
+        fields = {"queue": queue, "missed": lost}
+        logger.warning(
+            "%s events of queue %r were gone before they were read", lost, queue, extra=fields
+        )
         return lost or 0
 
     def _check_replay(

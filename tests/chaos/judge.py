@@ -77,6 +77,8 @@ class Result:
     extra_runs: int = 0
     #: The most that the faults allow; None where that cannot be known.
     extra_bound: int | None = None
+    #: Extra runs of jobs whose worker no fault had struck: there is no reason for one.
+    uncaused: int = 0
     overlapping: int = 0
     completed: int = 0
     dead: int = 0
@@ -97,7 +99,7 @@ class Result:
     @property
     def violations(self) -> list[str]:
         """What must not be, in words; empty if all is well."""
-        names = ("lost", "unexpected", "stuck", "doubled", "buried_wrongly")
+        names = ("lost", "unexpected", "stuck", "doubled", "buried_wrongly", "uncaused")
         found = [f"{name}: {getattr(self, name)}" for name in names if getattr(self, name)]
         if self.extra_bound is not None and self.extra_runs > self.extra_bound:
             found.append(f"{self.extra_runs} extra runs, {self.extra_bound} are allowed")
@@ -115,6 +117,7 @@ def judge(
     found, places = _audit(stage, tally, facts, unknown)
     stuck = found.stuck | places if hang else found.stuck
     struck = [r for r in records if r.target != "skipped" and r.kind != DEATH]
+    uncaused = _uncaused(facts, records, stage.lease_s) if stage.subject.is_ours else []
     result = Result(
         jobs=len(outcomes["try"]),
         confirmed=len(outcomes["ok"]),
@@ -128,6 +131,7 @@ def judge(
         buried_wrongly=len(_buried_wrongly(stage)),
         extra_runs=found.extra_runs,
         extra_bound=sum(r.may_repeat for r in records) if stage.subject.is_ours else None,
+        uncaused=len(uncaused),
         overlapping=len(found.overlapping),
         completed=len(tally.completed),
         dead=len(tally.buried),
@@ -140,8 +144,14 @@ def judge(
         seconds=round(seconds, 1),
         errors=[r.error for r in records if r.error and (stage.subject.is_ours or r.kind != DEATH)],
     )
-    for name, numbers in (("lost", found.lost), ("unexpected", found.unexpected), ("stuck", stuck),
-                          ("doubled", found.doubled | found.contradictory)):  # fmt: skip
+    doubtful = {
+        "lost": found.lost,
+        "unexpected": found.unexpected,
+        "stuck": stuck,
+        "doubled": found.doubled | found.contradictory,
+        "uncaused": uncaused,
+    }
+    for name, numbers in doubtful.items():
         if numbers:
             result.examples[name] = sorted(numbers)[:10]
     if stage.subject.is_ours:
@@ -217,6 +227,26 @@ def _not_done(client: redis.Redis, stream: bytes) -> list[Any]:
         last = b"(" + group["last-delivered-id"]
         left.update(entry_id for entry_id, _ in client.xrange(stream, min=last.decode()))
     return [(entry_id, fields) for entry_id, fields in entries if entry_id in left]
+
+
+def _uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[int]:
+    """Jobs that ran again although their run had not failed and nothing had struck its worker."""
+    found = []
+    running: dict[int, Fact] = {}
+    for fact in facts:
+        if fact.kind == "fail" and fact.n in running and running[fact.n].who == fact.who:
+            del running[fact.n]  # the next run is a planned one
+        elif fact.kind == "start":
+            before = running.get(fact.n)
+            if before is not None and not any(
+                before.who in record.struck
+                and record.at_s <= fact.at_s
+                and before.at_s <= record.over_s + 2 * lease_s
+                for record in records
+            ):
+                found.append(fact.n)
+            running[fact.n] = fact
+    return found
 
 
 def _taken_over(facts: list[Fact], records: list[Record]) -> list[float]:

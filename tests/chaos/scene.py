@@ -32,6 +32,8 @@ class Record:
     target: str = ""
     #: Runs beyond the planned ones that it may cause: what was pending on whom it struck.
     may_repeat: int = 0
+    #: Whose jobs those are.
+    struck: set[str] = field(default_factory=set)
     #: Whose next finished job shows that work goes on; empty: anybody's.
     awaits: tuple[str, ...] = ()
     #: Workers that were lost, whose jobs others must begin.
@@ -86,15 +88,17 @@ class Scene:
     @contextlib.contextmanager
     def outage(self, *struck: Member) -> Iterator[None]:
         """While it lasts, these workers may be unable to renew their leases."""
-        pending = self.stage.pending(*struck)
+        pending, names = self.stage.pending(*struck), [member.who for member in struck]
         start_s = time.monotonic()
         yield
         if time.monotonic() - start_s > self.lease_s * _HARMLESS_SHARE:
             self.record.may_repeat += pending
+            self.record.struck.update(names)
 
     def may_repeat(self, *struck: Member) -> None:
         """What these workers have in hand may run once more."""
         self.record.may_repeat += self.stage.pending(*struck)
+        self.record.struck.update(member.who for member in struck)
 
     def destroy_group(self) -> None:
         """Destroy the group, and count what was pending in it at that moment."""
@@ -108,6 +112,7 @@ class Scene:
         pending, _ = self.stage.ask(destroy)
         if isinstance(pending, dict):
             self.record.may_repeat += pending["pending"]
+            self.record.struck.update(member.who for member in self.stage.workers)
 
 
 class Skipped(Exception):

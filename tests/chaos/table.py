@@ -32,7 +32,7 @@ def show(console: Console, result: Result, told: dict[str, Any]) -> None:
     kinds = "\n".join(f"{count} of {kind!r}" for kind, count in result.faults.items())
     table.add_row(f"{sum(result.faults.values())} faults of {len(result.faults)} kinds", kinds)
     table.add_row("workers that ended by themselves", f"{result.deaths:,}")
-    for name in ("lost", "unexpected", "stuck", "doubled", "buried_wrongly"):
+    for name in ("lost", "unexpected", "stuck", "doubled", "buried_wrongly", "uncaused"):
         count = getattr(result, name)
         shown = f"[red]{count:,} {result.examples.get(name, '')}[/]" if count else "[green]0[/]"
         table.add_row(name.replace("_", " "), shown)

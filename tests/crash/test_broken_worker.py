@@ -4,45 +4,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import redis
 
 from chasqui import Queue, scripts
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.keys import DEFAULT_GROUP, ENVELOPE
 from chasqui.request import Effect
-from tests.ledger import Census, Ledger, audit, number
+from tests.crash.broken import BrokenWorker
+from tests.ledger import Census, audit
 from tests.servers import Server
-
-LEASE_MS = 50
-
-
-class BrokenWorker:
-    """Reads and runs jobs as a worker does, but for one mistake."""
-
-    def __init__(self, url: str, queue_name: str, folder: Path, who: str) -> None:
-        self.keys = Keys(queue_name)
-        self.client = redis.Redis.from_url(url)
-        self.ledger = Ledger(folder)
-        self.who = who
-        if not self.client.xinfo_groups(self.keys.stream):
-            self.client.xgroup_create(self.keys.stream, DEFAULT_GROUP, "0")
-
-    def take(self, count: int = 100) -> list[tuple[bytes, bytes]]:
-        """Entries of its own, and what others have left for a lease."""
-        self.client.xautoclaim(self.keys.stream, DEFAULT_GROUP, self.who, LEASE_MS)
-        self.client.xreadgroup(DEFAULT_GROUP, self.who, {self.keys.stream: ">"}, count=count)
-        found = self.client.xreadgroup(DEFAULT_GROUP, self.who, {self.keys.stream: "0"})
-        return [(entry_id, fields[ENVELOPE]) for entry_id, fields in found[0][1]]
-
-    def run(self, envelope: bytes) -> None:
-        self.ledger.write("start", number(envelope), self.who)
-        self.ledger.write("end", number(envelope), self.who)
-
-    def ack(self, *entry_ids: bytes) -> None:
-        self.client.xack(self.keys.stream, DEFAULT_GROUP, *entry_ids)
-        self.client.xdel(self.keys.stream, *entry_ids)
 
 
 @pytest.fixture
@@ -134,3 +105,37 @@ def test_two_run_the_same_job_at_once(broken: BrokenWorker, url: str) -> None:
 def test_a_job_that_nobody_added(broken: BrokenWorker, url: str) -> None:
     broken.ledger.write("start", 99, "broken")
     assert faults(broken, url) == {"unexpected": {99}}
+
+
+@pytest.mark.fault(2, control=True)
+def test_it_acknowledges_nothing_before_everything_has_run(
+    broken: BrokenWorker, url: str, tmp_path: Path
+) -> None:
+    """One that sends each ack before the next run has one to lose."""
+    entries = broken.take()
+    for _, envelope in entries:
+        broken.run(envelope)
+    broken.ledger.write("dead", -1, "broken")
+    heir = BrokenWorker(url, broken.keys.queue, tmp_path, "heir")
+    ids = [entry_id for entry_id, _ in entries]
+    heir.client.xclaim(broken.keys.stream, DEFAULT_GROUP, "heir", 0, ids)
+    for entry_id, envelope in heir.take():
+        heir.run(envelope)
+        heir.ack(entry_id)
+    found = audit(range(5), broken.ledger.read(), Census.take(url, broken.keys.queue))
+    assert found.faults == {}
+    assert found.extra_runs == 5 > 1
+
+
+@pytest.mark.fault(26, control=True)
+def test_it_takes_its_consumer_along(broken: BrokenWorker, url: str) -> None:
+    broken.take(2)
+    broken.leave()
+    assert faults(broken, url) == {"stuck": {0, 1}}
+
+
+@pytest.mark.fault(27, control=True)
+def test_it_never_sweeps_out_what_was_trimmed(broken: BrokenWorker, url: str) -> None:
+    broken.take()
+    broken.client.xtrim(broken.keys.stream, maxlen=0, approximate=False)
+    assert faults(broken, url, lease_ms=-1) == {"lost": {0, 1, 2, 3, 4}, "stuck": {-1}}

@@ -1,13 +1,16 @@
-/* Loaded into a server before libc: what fsync has made safe is written down, and a stalled disk
- * lets no fsync return. In DISK_FOLDER: while `stall` exists nothing is synced; `begun` has a line
- * for each sync that was asked for, `synced` the inode and the length of each that was done. */
+/* Loaded into a server before libc: what fsync has made safe is written down, a stalled disk lets no
+ * fsync return, and a full one takes no byte. In DISK_FOLDER: while `stall` exists nothing is synced,
+ * while `full` exists nothing is written; `begun` has a line for each sync that was asked for,
+ * `synced` the inode and the length of each that was done. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void in_folder(char *path, size_t size, const char *name)
@@ -23,7 +26,7 @@ static void note(const char *name, unsigned long long inode, long long length)
     if (fd < 0)
         abort();
     int used = snprintf(line, sizeof line, "%llu %lld\n", inode, length);
-    if (write(fd, line, used) != used)
+    if (syscall(SYS_write, fd, line, used) != used)
         abort();
     close(fd);
 }
@@ -47,3 +50,15 @@ static int watched(int fd, const char *function)
 
 int fsync(int fd) { return watched(fd, "fsync"); }
 int fdatasync(int fd) { return watched(fd, "fdatasync"); }
+
+ssize_t write(int fd, const void *bytes, size_t count)
+{
+    struct stat file;
+    char full[4096];
+    in_folder(full, sizeof full, "full");
+    if (access(full, F_OK) == 0 && fstat(fd, &file) == 0 && S_ISREG(file.st_mode)) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return syscall(SYS_write, fd, bytes, count);
+}

@@ -13,13 +13,14 @@ from tests.servers import Server
 SOURCE = Path(__file__).with_name("disk.c")
 
 
-def build_shim(folder: Path) -> Path:
-    """The library that watches over fsync, compiled; skips where that cannot be."""
+def build_shim(folder: Path, source: Path = SOURCE) -> Path:
+    """A library to be loaded before libc, by default the one that watches over the disk; skips
+    where it cannot be compiled."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or sys.platform != "linux":
-        pytest.skip("needs a C compiler and Linux, to come between a server and its disk")
-    shim = folder / "disk.so"
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(shim), str(SOURCE), "-ldl"]
+        pytest.skip("needs a C compiler and Linux, to come between a server and its system")
+    shim = folder / f"{source.stem}.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(shim), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return shim
 
@@ -52,6 +53,13 @@ class DiskServer(Server):
 
     def resume(self) -> None:
         (self.directory / "stall").unlink(missing_ok=True)
+
+    def fill(self) -> None:
+        """From now on there is no room for what is written."""
+        (self.directory / "full").touch()
+
+    def make_room(self) -> None:
+        (self.directory / "full").unlink(missing_ok=True)
 
     def cut_power(self) -> int:
         """End the server, and all that no sync has made safe with it; how many bytes that was."""

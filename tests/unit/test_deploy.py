@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from typer.main import get_command
 
-from chasqui.cli import COMMANDS
+from chasqui.cli import COMMANDS, app
 from chasqui.consumer import FLUSH_DEADLINE_S, Health
 from chasqui.consumer.config import SHUTDOWN_DEADLINE_S
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
@@ -118,6 +119,20 @@ def test_keda_scales_a_deployment_that_is_there() -> None:
     assert scaled["spec"]["cooldownPeriod"] > 60
 
 
+def _check_probe(container: dict[str, Any], arguments: list[str]) -> None:
+    """Whoever has a port is asked there, at a path that it serves."""
+    for name, path in (("--health-port", "/healthz"), ("--port", "/metrics")):
+        if name in arguments:
+            (port,) = container["ports"]
+            assert arguments[arguments.index(name) + 1] == str(port["containerPort"])
+            asked = container["readinessProbe"]["httpGet"]
+            assert asked == {"path": path, "port": port["name"]}
+            break
+    else:
+        assert "ports" not in container
+        assert "readinessProbe" not in container
+
+
 def test_the_manifest_holds_together() -> None:
     objects = manifests("kubernetes.yaml")
     secrets = {
@@ -133,14 +148,18 @@ def test_the_manifest_holds_together() -> None:
             labels.append(template["metadata"]["labels"])
             assert one["spec"]["selector"]["matchLabels"] == labels[-1]
             for container in template["spec"]["containers"]:
-                program, command, *_ = container["args"]
+                program, command, *arguments = container["args"]
                 assert program == "chasqui"
                 assert command in COMMANDS
+                parsed = get_command(app).get_command(None, command)
+                parsed.make_context(command, list(arguments))  # SystemExit if it is refused
+                _check_probe(container, arguments)
                 (variable,) = container["env"]
                 assert variable["name"] == "CHASQUI_URL"
                 source = variable["valueFrom"]["secretKeyRef"]
                 assert (source["name"], source["key"]) in secrets
                 if command == "worker":
+                    assert "--health-port" in arguments
                     grace_s = template["spec"]["terminationGracePeriodSeconds"]
                     assert grace_s > SHUTDOWN_DEADLINE_S + 3 * FLUSH_DEADLINE_S
     for one in objects:

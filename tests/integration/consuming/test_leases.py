@@ -169,6 +169,49 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     assert await redis("ZCARD", keys.delayed) == 0
 
 
+async def test_what_was_taken_over_is_told_once_however_long_it_runs_on(
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    beats = 0
+    beat = Heartbeat.run_once
+
+    def count(self: Heartbeat) -> int:
+        nonlocal beats
+        beaten = beat(self)
+        beats += 1
+        return beaten
+
+    monkeypatch.setattr(Heartbeat, "run_once", count)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        begun.set()
+        await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS)
+    await queue.add("n", None)
+    await running.fact(begun.wait())
+    ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+    await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
+    taken = beats
+
+    async def has_beaten() -> bool:
+        return beats > taken + 3
+
+    await until(has_beaten, "three beats found that it is not ours")
+    gate.set()
+    await running.next(JobOutcome)
+    health = running.worker.health()
+    assert health is not None
+    assert health.lost == 1
+    assert caplog.text.count("taken over by another worker") == 1
+
+
 @pytest.mark.fault(15)
 async def test_nothing_starts_while_leases_may_have_lapsed(
     server: Server,

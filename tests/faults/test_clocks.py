@@ -1,0 +1,211 @@
+"""Clocks that jump by an hour, the server's or a worker's: jobs run, and when they should."""
+
+import asyncio
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Job, RepeatPattern
+from chasqui.keys import Keys
+from chasqui.queue import Queue
+from chasqui.scheduler import SchedulerDuty
+from tests.crash.conftest import Fleet, eventually
+from tests.faults.disk import build_shim
+from tests.integration.consuming.conftest import Redis, Running
+from tests.servers import KINDS, Server
+
+HOUR_S = 3600
+IN_FLIGHT = 20
+
+
+class ClockServer(Server):
+    """A server whose wall clock can be set."""
+
+    def __init__(self, kind: str, shim: Path, clock: Path) -> None:
+        self._shim, self._clock = shim, clock
+        self._set(0)
+        super().__init__(kind)
+
+    def jump(self, seconds: int) -> None:
+        """Let its clock be off by so much; return when it has noticed."""
+        self._set(seconds)
+        with redis_py.Redis.from_url(self.url) as client:
+            eventually(
+                lambda: abs(clock_s(client) - time.time() - seconds) < HOUR_S / 2, "it has jumped"
+            )
+
+    def _set(self, seconds: int) -> None:
+        with open(self._clock, "r+b" if self._clock.exists() else "wb") as file:
+            file.write(struct.pack("=q", seconds))
+
+    def _command(self, port: int) -> list[str]:
+        variables = [f"LD_PRELOAD={self._shim}", f"CLOCK_FILE={self._clock}"]
+        return ["env", *variables, *super()._command(port)]
+
+
+@pytest.fixture(params=KINDS)
+def clock_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClockServer]:
+    shim = build_shim(tmp_path, Path(__file__).with_name("clock.c"))
+    with ClockServer(request.param, shim, tmp_path / "clock") as server:
+        request.node.user_properties.append(("server", request.param))
+        yield server
+
+
+def clock_s(client: redis_py.Redis) -> float:
+    seconds, micros = client.time()
+    return float(seconds) + micros / 1e6
+
+
+# ── The server's ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(30)
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_the_servers_clock_jumps_while_jobs_run(
+    clock_server: ClockServer, make_fleet: Callable[[str], Fleet], jump_s: int
+) -> None:
+    """An hour ahead every lease seems over: what is in flight may run once more, nothing else."""
+    fleet = make_fleet(clock_server.url)
+    workers = [fleet.start(who, concurrency=3 * IN_FLIGHT) for who in ("one", "other")]
+    fleet.started("one", "other")
+    fleet.add("hold", IN_FLIGHT)
+    eventually(lambda: fleet.ledger.count("start") == IN_FLIGHT, "all run")
+    last_id = fleet.client.xinfo_stream(fleet.keys.stream)["last-generated-id"]
+
+    clock_server.jump(jump_s)
+    later = fleet.add("quick", 50)
+    eventually(lambda: _ended(fleet) >= set(later), "what was added later runs")
+    for worker in workers:
+        worker.open_gate()
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+
+    found = fleet.audit()
+    assert found.faults == {}
+    assert found.extra_runs <= IN_FLIGHT
+    assert not set(found.extra) & set(later)
+    after_id = fleet.client.xinfo_stream(fleet.keys.stream)["last-generated-id"]
+    assert _order(after_id) > _order(last_id)
+
+
+def _ended(fleet: Fleet) -> set[int]:
+    return {fact.n for fact in fleet.ledger.read("end")}
+
+
+def _order(entry_id: bytes) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split(b"-")))
+
+
+@pytest.mark.fault(30, control=True)
+def test_ids_made_of_a_clock_are_refused_when_it_goes_back(
+    clock_server: ClockServer, queue_name: str
+) -> None:
+    stream = Keys(queue_name).stream
+    with redis_py.Redis.from_url(clock_server.url) as client:
+
+        def add_by_clock() -> None:
+            client.xadd(stream, {"d": "x"}, id=f"{int(clock_s(client) * 1000)}-0")
+
+        add_by_clock()
+        clock_server.jump(-HOUR_S)
+        with pytest.raises(redis_py.ResponseError, match="equal or smaller"):
+            add_by_clock()
+
+
+# ── A worker's ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets the wall clock of this process be off by so many seconds."""
+    off_s = 0
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + off_s)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + off_s * 10**9)
+
+    def set_off(seconds: int) -> None:
+        nonlocal off_s
+        off_s = seconds
+
+    return set_off
+
+
+@pytest.mark.fault(31)
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+async def test_a_workers_clock_jumps_while_jobs_run(
+    queue: Queue,
+    start: Callable[..., Running],
+    redis: Redis,
+    keys: Keys,
+    jump: Callable[[int], None],
+    jump_s: int,
+) -> None:
+    """Long runs, retries and delayed jobs: each comes as often as if nothing had happened."""
+    runs: Counter[str] = Counter()
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        runs[job.name] += 1
+        if job.name == "long":
+            jump(jump_s)
+            await gate.wait()
+            job.raise_if_lost()
+        if job.name == "again" and job.attempt == 0:
+            raise ValueError("not yet")
+
+    running = start(handler, claim_min_idle_ms=400, read_block_ms=50)
+    await queue.add("long", None)
+    await queue.add("again", None, backoff=50)
+    await queue.add("later", None, delay_ms=100)
+    await queue.add("far", None, delay_ms=HOUR_S * 500)
+    await running.completed(2)
+    renewals = running.metrics.total_reclaimed
+    gate.set()
+    await running.completed(3)
+    assert runs == {"long": 1, "again": 2, "later": 1}
+    assert renewals == running.metrics.total_reclaimed == 0
+    assert await redis("ZCARD", keys.delayed) == 1, "half an hour has not passed"
+
+
+async def fires_of(redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty) -> int:
+    """How often a spec fires whose first slot is three quarters of an hour away."""
+    pattern = RepeatPattern.every(HOUR_S * 750)
+    await queue.upsert_repeatable_job("far", None, repeat=pattern)
+    await duty.run_once()
+    return int(await redis("XLEN", keys.stream)) + int(await redis("ZCARD", keys.delayed))
+
+
+@pytest.mark.fault(31)
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+async def test_a_schedulers_clock_fires_nothing(
+    server: Server,
+    connect: Callable[..., Any],
+    redis: Redis,
+    queue: Queue,
+    keys: Keys,
+    jump: Callable[[int], None],
+    jump_s: int,
+) -> None:
+    jump(jump_s)
+    assert await fires_of(redis, queue, keys, SchedulerDuty(keys, connect(server.url))) == 0
+
+
+@pytest.mark.fault(31, control=True)
+async def test_a_scheduler_that_went_by_its_own_clock_is_caught(
+    server: Server,
+    connect: Callable[..., Any],
+    redis: Redis,
+    queue: Queue,
+    keys: Keys,
+    jump: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chasqui.scheduler._ms", lambda told: time.time_ns() // 10**6)
+    duty = SchedulerDuty(keys, connect(server.url))
+    jump(HOUR_S)
+    assert await fires_of(redis, queue, keys, duty) == 1

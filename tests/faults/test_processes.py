@@ -1,0 +1,110 @@
+"""Workers that are killed or told to stop: what the rest of the suite shows, and its controls."""
+
+from collections.abc import Callable
+
+import pytest
+
+from chasqui.keys import DEFAULT_GROUP
+from tests.crash.conftest import Fleet, eventually
+from tests.crash.load import Seed
+from tests.servers import Server
+
+
+def run_once_each(fleet: Fleet) -> None:
+    """What a stop must leave: everything done, nothing twice."""
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.extra_runs == 0
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param("drain", marks=pytest.mark.fault(3)),
+        pytest.param("kill", marks=pytest.mark.fault(3, control=True)),
+    ],
+)
+def test_a_worker_that_is_replaced(
+    valkey_9: Server, make_fleet: Callable[[str], Fleet], stop: str
+) -> None:
+    """The same deploy with a drain, and with the drain left out."""
+    fleet = make_fleet(valkey_9.url)
+    fleet.add("hold", 5)
+    old = fleet.start("old")
+    eventually(lambda: fleet.ledger.count("start") == 5, "they run")
+    new = fleet.start("new")
+    new.open_gate()
+    fleet.started("new")
+    if stop == "drain":
+        old.terminate()
+        old.open_gate()
+        assert old.wait() == 0
+        run_once_each(fleet)
+    else:
+        old.kill()
+        with pytest.raises(AssertionError):
+            run_once_each(fleet)
+
+
+@pytest.mark.fault(1)
+def test_workers_killed_at_any_moment(fleet: Fleet) -> None:
+    """Between two kills the jobs have come so far as they come: the seed decides when."""
+    seed = Seed()
+    fleet.add("work", 300)
+    allowed = 0
+    for round_ in range(3):
+        worker = fleet.start(f"worker-{round_}")
+        wanted = len(fleet.ledger.read("end")) + seed.random.randint(1, 60)
+        eventually(
+            lambda wanted=wanted: (
+                len(fleet.ledger.read("end")) >= wanted or fleet.census().is_empty
+            ),
+            "some more are done",
+        )
+        worker.kill()
+        allowed += fleet.consumers()[worker.who]
+    fleet.start("last")
+    eventually(lambda: fleet.census().is_empty, "all is done")
+    audit = fleet.audit()
+    print(f"{audit.extra_runs} extra runs, {allowed} allowed")
+    assert audit.faults == {}
+    assert audit.overlapping == set()
+    assert audit.extra_runs <= allowed
+
+
+@pytest.mark.fault(26)
+def test_a_worker_removes_no_consumer(fleet: Fleet) -> None:
+    """Neither its own with jobs in hand, nor that of a worker that died."""
+    fleet.add("hold", 10)
+    doomed = fleet.start("doomed", concurrency=2, read_count=10)
+    eventually(lambda: fleet.consumers().get("doomed") == 10, "it has them all")
+    doomed.kill()
+    heir = fleet.start("heir")
+    heir.open_gate()
+    eventually(lambda: fleet.census().is_empty, "the heir has done them")
+    heir.terminate()
+    assert heir.wait() == 0
+    assert fleet.consumers() == {"doomed": 0, "heir": 0}
+
+
+@pytest.mark.fault(26)
+def test_a_consumer_that_an_operator_deletes(fleet: Fleet) -> None:
+    """Its jobs are in the stream, and nobody's: a census shows them, XCLAIM brings them back."""
+    fleet.add("hold", 5)
+    worker = fleet.start("worker", concurrency=2, read_count=5)
+    eventually(lambda: fleet.consumers().get("worker") == 5, "it has them all")
+    eventually(lambda: fleet.ledger.count("start") == 2, "two run")
+    stream = fleet.keys.stream
+    fleet.client.xgroup_delconsumer(stream, DEFAULT_GROUP, "worker")
+    assert fleet.audit().stuck == set(fleet.added)
+    worker.kill()
+    ids = [entry_id for entry_id, _ in fleet.client.xrange(stream)]
+    fleet.client.xclaim(stream, DEFAULT_GROUP, "operator", 0, ids, idle=60_000, force=True)
+    assert fleet.audit().faults == {}
+    heir = fleet.start("heir")
+    heir.open_gate()
+    eventually(lambda: fleet.census().is_empty, "all is done")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.extra_runs == 2
