@@ -52,12 +52,7 @@ class Proxy:
     """
 
     def __init__(self, upstream: str) -> None:
-        parts = urlsplit(upstream)
-        self._upstream: str | tuple[str, int] = (
-            parts.path
-            if parts.scheme == "unix"
-            else (parts.hostname or "127.0.0.1", parts.port or 6379)
-        )
+        self._upstream = _address(upstream)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
@@ -71,6 +66,8 @@ class Proxy:
         self.bytes_in = 0
         #: Waits before each forward, in both directions.
         self.delay_s = 0.0
+        #: The most bytes that are forwarded at once.
+        self.piece_bytes = _CHUNK_BYTES
         #: New links are cut as soon as they are accepted.
         self.is_refusing = False
         #: A fault has stopped everything, so that whoever is behind it can be killed there.
@@ -106,6 +103,18 @@ class Proxy:
             links = list(self._links)
         for link in links:
             link.cut()
+
+    def point_to(self, upstream: str) -> None:
+        """From now on another server answers here."""
+        self._upstream = _address(upstream)
+        self.cut()
+
+    def silence(self) -> None:
+        """Let nothing pass on the links that are there, without a word to either end; new ones are
+        not affected. So does a cable that is pulled out."""
+        with self._fact:
+            for link in self._links:
+                link.is_silent = True
 
     def stall(self) -> None:
         """Forward nothing and read no more, in both directions, until `resume`."""
@@ -203,7 +212,7 @@ class Proxy:
 
     def _forward_commands(self, link: "_Link") -> None:
         rest = b""
-        while chunk := self._read(link.client):
+        while chunk := self._read(link, link.client):
             frames, unfinished = split(rest + chunk)
             keep = -len(rest)  # of the chunk; what was unfinished has been forwarded already
             is_cut = is_held = False
@@ -228,12 +237,12 @@ class Proxy:
 
     def _forward_replies(self, link: "_Link") -> None:
         rest = b""
-        while chunk := self._read(link.server):
+        while chunk := self._read(link, link.server):
             frames, rest = split(rest + chunk)
             out = []
             fault = None
             for frame in frames:
-                # Pushes answer no command, and neither does a server that has no place for one more.
+                # Pushes answer no command, nor does a server that has no place for one more.
                 is_answer = bool(link.faults) and not frame.startswith(b">")
                 fault = link.faults.popleft() if is_answer else None
                 if fault in (Fault.CUT_AFTER, Fault.HOLD_AFTER):
@@ -269,14 +278,21 @@ class Proxy:
                     return rule.fault
         return None
 
-    def _read(self, sock: socket.socket) -> bytes:
-        self._flows.wait()
-        data = sock.recv(_CHUNK_BYTES)
-        self._flows.wait()
-        return data
+    def _read(self, link: "_Link", sock: socket.socket) -> bytes:
+        """What came next; empty at the end of the link."""
+        while True:
+            self._flows.wait()
+            data = sock.recv(_CHUNK_BYTES)
+            self._flows.wait()
+            if not data or not link.is_silent:
+                return data
 
     def _send(self, sock: socket.socket, data: bytes, direction: str) -> bool:
         """Forward; False when the link is to be cut there."""
+        while len(data) > self.piece_bytes:
+            if not self._send(sock, data[: self.piece_bytes], direction):
+                return False
+            data = data[self.piece_bytes :]
         if self.delay_s:
             time.sleep(self.delay_s)
         with self._fact:
@@ -308,6 +324,7 @@ class _Link:
         self.client = client
         self.server = server
         self.faults: deque[Fault | None] = deque()
+        self.is_silent = False
         self._threads = 2
         self._lock = threading.Lock()
 
@@ -325,6 +342,13 @@ class _Link:
             self.client.close()
             self.server.close()
         return is_last
+
+
+def _address(url: str) -> str | tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return parts.hostname or "127.0.0.1", parts.port or 6379
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
