@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chasqui.spark.archiving import archive as archive
     from chasqui.spark.archiving import compact as compact
     from chasqui.spark.archiving import read_archive as read_archive
+    from chasqui.spark.failing import fail_jobs as fail_jobs
     from chasqui.spark.html import page as page
     from chasqui.spark.reports import gather as gather
     from chasqui.spark.rollups import funnel as funnel
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from chasqui.spark.source import ChasquiDataSource as ChasquiDataSource
     from chasqui.spark.source import register as register
     from chasqui.spark.verbs import enqueue as enqueue
-    from chasqui.spark.verbs import fail_jobs as fail_jobs
     from chasqui.spark.verbs import follow as follow
     from chasqui.spark.verbs import read as read
     from chasqui.spark.verbs import replay as replay
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 #: Per module the public names in it. A name must not be that of a module: it would hide it.
 _NAMES = {
     "archiving": ("archive", "compact", "read_archive"),
+    "failing": ("fail_jobs",),
     "html": ("page",),
     "reports": ("gather",),
     "rollups": ("funnel", "merge", "rollup", "waits", "with_percentiles"),
     "sessions": ("session",),
     "source": ("ChasquiDataSource", "register"),
     "signatures": ("triage",),
-    "verbs": ("enqueue", "fail_jobs", "follow", "read", "replay", "with_results"),
+    "verbs": ("enqueue", "follow", "read", "replay", "with_results"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -186,4 +186,5 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             for one in keeper.batches(queue):
                 if one <= seq:
                     keeper.acknowledge(queue, one)
+        keeper.forget(seq)
         self._acked = seq

@@ -165,6 +165,13 @@ class Options:
     consumer_lease: float = option(
         30.0, seconds, "s", "How long a consuming query that died keeps its name and its jobs."
     )
+    write_events: bool = option(
+        True,
+        flag,
+        "s",
+        "Of a consuming query: write the lifecycle events that a worker would, for rollups and for "
+        "those who wait for a job.",
+    )
     starting_offsets: str = option(
         "", offsets, "rs", "earliest, latest or ids by queue; default earliest, streaming latest."
     )
@@ -185,7 +192,7 @@ class Options:
     )
     max_records_per_partition: int = option(50_000, number(1), "rs", "The most rows of a task.")
     fetch_count: int = option(
-        1000,
+        250,
         number(1, 100_000),
         "rs",
         "Entries that one command reads; more of them holds up the live workers longer.",

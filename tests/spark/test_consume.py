@@ -1,7 +1,13 @@
 """A queue consumed as a stream: every job processed, none left pending, none acked unseen."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
 from chasqui.spark.options import OptionError
 from chasqui.sync import Queue
@@ -164,3 +170,103 @@ def test_available_now_takes_what_was_there_and_ends(each_server: Server, queue_
 def test_jobs_that_cannot_be_read_must_not_be_dropped(redis_86: Server, queue_name: str):
     with pytest.raises(OptionError, match="would acknowledge jobs that nobody has seen"):
         consume_reader(redis_86.url, queue_name, parseMode="DROPMALFORMED")
+
+
+# ── Drivers that die ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.timeout(240)
+def test_a_driver_killed_at_any_step_leaves_nothing_undone(
+    redis_86: Server, valkey_9: Server, queue_name: str, tmp_path: Path
+):
+    """Every job is processed once, none is left pending, none acked that was not processed."""
+    command = [sys.executable, "-m", "tests.spark.engine"]
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as engines:
+        assert engines.stdin is not None
+        assert engines.stdout is not None
+
+        def engine(server: Server, queue: str, folder: Path, last: int) -> str:
+            print(server.url, queue, folder, last, file=engines.stdin, flush=True)
+            return engines.stdout.readline().strip()
+
+        last, answer = 0, "killed"
+        while answer == "killed":
+            last += 1
+            server = (redis_86, valkey_9)[last % 2]
+            queue, folder = f"{queue_name}-{last}", tmp_path / str(last)
+            redis = Redis(server.url, queue)
+            expected = fill(server.url, queue, 100)
+            answer = engine(server, queue, folder, last)
+            redis("DEL", redis.keys.spark("consume:etl"))  # the dead one's lease ran out
+            assert engine(server, queue, folder, 0).isdigit()
+            sunk = [
+                job_id
+                for file in sorted((folder / "sink").iterdir())
+                for job_id in json.loads(file.read_text())
+            ]
+            assert sunk == expected, last
+            assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0), last
+            redis.connection.close()
+        assert last > 50, "requests and files of three batches"
+        engines.stdin.close()
+
+
+# ── Events ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def events(redis: Redis) -> list[dict[bytes, bytes]]:
+    entries = redis("XRANGE", redis.keys.events, "-", "+")
+    return [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in entries]
+
+
+def test_consumed_jobs_write_the_events_of_a_worker(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    with Queue(queue_name, redis_url=each_server.url) as producer:
+        own = ["a", "b" * 60, "c" * 256]  # each with its own kind of length before it
+        jobs = producer.add_bulk(
+            [{"name": "mail", "data": "x" * 10**i, "job_id": own[i]} for i in range(3)]
+            + [{"name": "", "data": None}]
+        )
+    redis("XADD", redis.keys.stream, "*", "d", b"\x93garbage", "n", "mail")
+    redis("XADD", redis.keys.stream, "*", "n", "mail")
+    expected = [job.id for job in jobs]
+    reader = consume_reader(each_server.url, queue_name)
+    end, rows = step(reader, reader.initialOffset())
+    assert len(rows) == 6
+    told = events(redis)
+    assert [one[b"id"].decode() for one in told] == expected
+    assert [list(one) for one in told[2:]] == [
+        [b"e", b"id", b"ts", b"n", b"attempt"],
+        [b"e", b"id", b"ts", b"attempt"],
+    ]
+    assert {(one[b"e"], one[b"attempt"]) for one in told} == {(b"active", b"1")}
+    reader.commit(end)
+    told = events(redis)[len(told) :]
+    assert [one[b"id"].decode() for one in told] == expected
+    assert {one[b"e"] for one in told} == {b"completed"}
+    assert all(int(one[b"duration_us"]) > 0 for one in told)
+    assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0)
+
+
+def test_they_count_runs_as_a_worker_does_and_are_left_out_if_asked(
+    each_server: Server, queue_name: str
+):
+    redis = Redis(each_server.url, queue_name)
+    for attempt in (1, 200, 70_000):
+        envelope = encode_envelope(f"job-{attempt}", b"\xc0", 1_700_000_000_000, attempt)
+        redis("XADD", redis.keys.stream, "*", "d", envelope, "n", "mail")
+    reader = consume_reader(each_server.url, queue_name)
+    end, _ = step(reader, reader.initialOffset())
+    assert [one[b"attempt"] for one in events(redis)] == [b"2", b"201", b"70001"]
+    reader.stop()
+    silent = consume_reader(each_server.url, queue_name, writeEvents=False)
+    silent.commit(end)
+    assert len(events(redis)) == 3
+    assert pending(redis) == 0

@@ -1,0 +1,92 @@
+-- spark_batch: take new jobs for a batch of a consuming query, or acknowledge and delete what the batch
+-- holds; either with the lifecycle event that a worker would write for each.
+-- KEYS  1 stream   2 events   3 paused
+-- ARGV  1 group   2 consumer   3 most jobs   4 'active' to take, 'completed' to acknowledge
+--       5 events to keep, or '' to write none   6 microseconds that the batch took, or '' if not known
+-- Returns how many jobs; none are taken while the queue is paused. The jobs do not move to the driver.
+-- Events are best effort: one that cannot be written changes nothing.
+local stream, group, consumer, event = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
+local takes = event == 'active'
+if takes and redis.call('EXISTS', KEYS[3]) == 1 then
+  return 0
+end
+local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', ARGV[3], 'STREAMS', stream,
+                         takes and '>' or '0')
+local entries = reply and reply[1] and reply[1][2] or {}
+if not takes and #entries > 0 then
+  local ids = {}
+  for i, entry in ipairs(entries) do
+    ids[i] = entry[1]
+  end
+  redis.call('XACK', stream, group, unpack(ids))
+  redis.call('XDEL', stream, unpack(ids))
+end
+if ARGV[5] == '' then
+  return #entries
+end
+
+local function number(bytes, at, width)
+  local value = 0
+  for i = at, at + width - 1 do
+    value = value * 256 + (string.byte(bytes, i) or 0)
+  end
+  return value
+end
+
+-- Width of a number behind its type byte, by that byte; of a small one: 0.
+local WIDTHS = {[204] = 1, [205] = 2, [206] = 4, [207] = 8, [208] = 1, [209] = 2, [210] = 4, [211] = 8}
+
+-- The id and the attempt of an envelope, [id: str, payload: bin, created: uint, attempt: uint, …];
+-- nothing if it is no envelope.
+local function read(envelope)
+  local kind, at, size = string.byte(envelope, 2), 3, nil
+  if kind and kind >= 160 and kind <= 191 then
+    size = kind - 160
+  elseif kind == 217 or kind == 218 then
+    size = number(envelope, at, kind - 216)
+    at = at + kind - 216
+  else
+    return nil
+  end
+  local id = string.sub(envelope, at, at + size - 1)
+  at = at + size
+  kind = string.byte(envelope, at)
+  if not kind or kind < 196 or kind > 198 then
+    return nil
+  end
+  local width = 2 ^ (kind - 196)
+  at = at + 1 + width + number(envelope, at + 1, width)
+  at = at + 1 + (WIDTHS[string.byte(envelope, at)] or 0)
+  kind = string.byte(envelope, at)
+  if not kind then
+    return nil
+  end
+  return id, WIDTHS[kind] and number(envelope, at + 1, WIDTHS[kind]) or kind
+end
+
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+for _, entry in ipairs(entries) do
+  local envelope, name
+  for i = 1, entry[2] and #entry[2] or 0, 2 do
+    if entry[2][i] == 'd' then
+      envelope = entry[2][i + 1]
+    elseif entry[2][i] == 'n' then
+      name = entry[2][i + 1]
+    end
+  end
+  local id, attempt = read(envelope or '')
+  if id then
+    local words = {'XADD', KEYS[2], '*', 'e', event, 'id', id, 'ts', now}
+    if name and name ~= '' then
+      words[#words + 1], words[#words + 2] = 'n', name
+    end
+    words[#words + 1], words[#words + 2] = 'attempt', string.format('%.0f', attempt + 1)
+    if not takes and ARGV[6] ~= '' then
+      words[#words + 1], words[#words + 2] = 'duration_us', ARGV[6]
+    end
+    redis.pcall(unpack(words))
+  end
+end
+redis.pcall('XTRIM', KEYS[2], 'MAXLEN', '~', ARGV[5])
+return #entries

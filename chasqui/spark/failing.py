@@ -1,0 +1,212 @@
+"""Jobs of a consuming query that failed: back for a retry, or to the dead-letter queue."""
+
+import logging
+import random
+import time
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from chasqui import scripts
+from chasqui._core.buffer import CommandBuffer
+from chasqui._core.command import xadd_event
+from chasqui._core.entry import Entry, EntryBuilder
+from chasqui._core.envelope import encode_delayed_member
+from chasqui.blocking import BlockingConnection
+from chasqui.consumer.decide import RETRIES_EXHAUSTED, Bury, Failure, Limits, RunAgain, on_failure
+from chasqui.errors import ChasquiError
+from chasqui.events import DLQ, EVENTS_KEPT, FAILED, RETRY_SCHEDULED
+from chasqui.keys import (
+    DEFAULT_GROUP,
+    DETAIL,
+    ENVELOPE,
+    ERROR,
+    EVENT_ATTEMPT,
+    EVENT_BACKOFF_MS,
+    NAME,
+    REASON,
+    SOURCE_ID,
+    Keys,
+)
+from chasqui.request import Effect, Request, commands
+from chasqui.spark.link import connected
+from chasqui.spark.verbs import CHUNK, of_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+
+def fail_jobs(
+    df: "DataFrame",
+    reason: str,
+    *,
+    is_final: bool = False,
+    max_attempts: int = 25,
+    group: str = DEFAULT_GROUP,
+    **options: Any,
+) -> dict[str, int]:
+    """Fail jobs of a consuming query, as a handler that raised: back for a retry, or to the DLQ.
+
+    Call it in foreachBatch with the bad rows (queue, entry_id, consumer); what it moved is no
+    longer acknowledged with the batch. Returns how many were `retried`, `buried`, and `lost` to
+    somebody else before. `is_final` buries them at once.
+    """
+    checked = of_server(options)
+
+    def move(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            counts = {"retried": 0, "buried": 0, "lost": 0}
+            groups: dict[tuple[str, str], list[str]] = {}
+            for row in batch.to_pylist():
+                groups.setdefault((row["queue"], row["consumer"]), []).append(row["entry_id"])
+            for (queue, consumer), ids in groups.items():
+                with connected(checked, queue) as connection:
+                    mover = _Mover(
+                        connection, Keys(queue), group, consumer, reason, checked.write_events
+                    )
+                    mover.run(ids, Limits(max_attempts), is_final, counts)
+            yield pa.RecordBatch.from_pylist([counts])
+
+    moved = df.select("queue", "entry_id", "consumer").mapInArrow(
+        move, "retried long, buried long, lost long"
+    )
+    row = moved.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in moved.columns))
+    return {name: int(count) for name, count in row.first().asDict().items()}
+
+
+class _Mover:
+    """Moves entries that one consumer holds out of the stream."""
+
+    def __init__(
+        self,
+        connection: BlockingConnection,
+        keys: Keys,
+        group: str,
+        consumer: str,
+        reason: str,
+        writes_events: bool,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._owner = (group, consumer)
+        self._reason = reason
+        self._writes_events = writes_events
+
+    def run(self, ids: list[str], limits: Limits, is_final: bool, counts: dict[str, int]) -> None:
+        failure = Failure(is_final=is_final, detail=self._reason)
+        for start in range(0, len(ids), CHUNK):
+            retries: list[Any] = []
+            burials: list[Any] = []
+            again: list[tuple[Entry, RunAgain]] = []
+            buried: list[tuple[Entry, str]] = []
+            entries = self._fetch(ids[start : start + CHUNK])
+            counts["lost"] += min(CHUNK, len(ids) - start) - len(entries)
+            for entry in entries:
+                if entry.fault is not None:
+                    burials += self._burial(entry, entry.fault)
+                    buried.append((entry, entry.fault))
+                    continue
+                verdict = on_failure(entry, failure, limits, random.random())
+                if isinstance(verdict, RunAgain):
+                    envelope = entry.with_attempt(verdict.attempt)
+                    member = encode_delayed_member(entry.name, envelope)
+                    retries += (entry.id, verdict.delay_ms, member, "")
+                    again.append((entry, verdict))
+                elif isinstance(verdict, Bury):
+                    burials += self._burial(entry, verdict.reason)
+                    buried.append((entry, verdict.reason))
+            keys = self._keys
+            names = [keys.stream, keys.delayed, keys.wake]
+            arguments = [*self._owner, *retries]
+            flags = self._move(scripts.RETRY, names, arguments, retries, "retried", counts)
+            self._tell_retries(compress(again, flags))
+            arguments = [*self._owner, "", *burials]
+            names = [keys.stream, keys.dlq]
+            flags = self._move(scripts.BURY, names, arguments, burials, "buried", counts)
+            self._tell_burials(compress(buried, flags))
+
+    def _fetch(self, ids: list[str]) -> list[Entry]:
+        replies = self._connection.call(
+            commands(
+                *(("XRANGE", self._keys.stream, one, one) for one in ids),
+                effect=Effect.READ,
+                builder=EntryBuilder("range", 1 << 40),
+            )
+        )
+        found = replies if len(ids) > 1 else [replies]
+        return [entry for entries in found for entry in entries]
+
+    def _burial(self, entry: Entry, reason: str) -> list[Any]:
+        fields: list[Any] = [ENVELOPE, entry.envelope or b""]
+        if entry.name:
+            fields += (NAME, entry.name)
+        fields += (SOURCE_ID, entry.id, REASON, reason)
+        if reason != RETRIES_EXHAUSTED:
+            fields += (DETAIL, self._reason)
+        fields += (ERROR, self._reason)
+        return [entry.id, len(fields), *fields]
+
+    def _move(
+        self,
+        script: Any,
+        names: list[bytes],
+        arguments: list[Any],
+        moves: list[Any],
+        done: str,
+        counts: dict[str, int],
+    ) -> list[bool]:
+        """Move entries; for each whether it was still there to be moved."""
+        if not moves:
+            return []
+        flags = self._connection.call(scripts.call(script, names, arguments, Effect.IDEMPOTENT))
+        counts[done] += flags.count(b"1")
+        counts["lost"] += flags.count(b"0")
+        return [flag == ord("1") for flag in flags]
+
+    # ── Events, as a worker writes them ─────────────────────────────────────────────────────────
+
+    def _tell_retries(self, moved: Iterable[tuple[Entry, RunAgain]]) -> None:
+        self._write(
+            event
+            for entry, verdict in moved
+            for event in (
+                self._failed(entry),
+                (RETRY_SCHEDULED, entry,
+                 (EVENT_ATTEMPT, verdict.attempt + 1, EVENT_BACKOFF_MS, verdict.delay_ms)),
+            )
+        )  # fmt: skip
+
+    def _tell_burials(self, moved: Iterable[tuple[Entry, str]]) -> None:
+        self._write(
+            event
+            for entry, reason in moved
+            for event in (
+                self._failed(entry),
+                (DLQ, entry, (EVENT_ATTEMPT, entry.attempt + 1, REASON, reason)),
+            )
+        )
+
+    def _failed(self, entry: Entry) -> tuple[bytes, Entry, tuple[Any, ...]]:
+        return FAILED, entry, (EVENT_ATTEMPT, entry.attempt + 1, REASON, self._reason)
+
+    def _write(self, told: Iterable[tuple[bytes, Entry, tuple[Any, ...]]]) -> None:
+        """Write events; best effort, as everywhere."""
+        if not self._writes_events:
+            return
+        buffer, now_ms = CommandBuffer(), time.time_ns() // 1_000_000
+        for event, entry, fields in told:
+            xadd_event(
+                buffer, self._keys.events, event, entry.job_id, now_ms, entry.name, fields,
+                maxlen=EVENTS_KEPT,
+            )  # fmt: skip
+        if buffer:
+            request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands, raises=False)
+            try:
+                self._connection.call(request)
+            except ChasquiError as error:
+                logger.warning("events could not be written: %s", error)
