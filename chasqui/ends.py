@@ -1,7 +1,8 @@
-"""How jobs end, told to those who wait: one reader of the events for all of a queue's waiters.
+"""How jobs end, told to those who wait by the queue's events.
 
-It starts with the first of them, where his job was added, and stops when there has been none for a
-while. Where events cannot be read nobody is told anything, and waiters look for themselves.
+On an event loop one reader serves all waiters: it starts with the first of them, where his job was
+added, and stops when there has been none for a while. A thread that waits reads by itself. Where
+events cannot be read nobody is told anything, and waiters look for themselves.
 """
 
 import asyncio
@@ -10,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
-from chasqui import events
+from chasqui import dlq, events
+from chasqui.adding import MAX_COUNT
+from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
-from chasqui.errors import AuthenticationError, ChasquiError
+from chasqui.dlq import Selection
+from chasqui.errors import AuthenticationError, ChasquiError, JobFailedError
 from chasqui.event_log import BLOCK_MS, EventLog, QueueEvent
 from chasqui.keys import REASON, Keys
-from chasqui.request import Effect
+from chasqui.request import Effect, Plan, commands
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,11 @@ AGAIN_S: Final = 0.5
 #: How much earlier than a job was added to start, for what the clocks may differ by.
 EARLIER_MS: Final = 1000
 READ_COUNT: Final = 1000
+#: How long before its event a job went to the dead-letter queue, at most.
+FOUND_WITHIN_MS: Final = 60_000
+#: A result is looked for so often and so long after the job is done: chasquimq's workers tell
+#: that first and store it then.
+GRACE_LOOKS, GRACE_S = 5, 0.02
 #: Ends that are remembered for waiters to come.
 KNOWN_MAX: Final = 50_000
 
@@ -47,6 +57,16 @@ class End:
     @property
     def is_dead(self) -> bool:
         return self.reason is not None
+
+
+def raise_if_dead(keys: Keys, job_id: str, end: End) -> Plan[None]:
+    """Raise what is known of a job in the dead-letter queue; nothing if it is not there any more:
+    replayed, it may yet be done."""
+    since = datetime.fromtimestamp(max(0, end.at_ms - FOUND_WITHIN_MS) / 1000, UTC)
+    meant = Selection(since=since, where=lambda dead: dead.job_id == job_id)
+    found = yield from dlq.peek(keys, MAX_COUNT, meant)
+    if found:
+        raise JobFailedError(job_id, end.reason or "", found[-1].error or found[-1].detail)
 
 
 class Watch:
@@ -157,7 +177,9 @@ class JobEnds:
             while True:
                 try:
                     if log is None:
-                        log = await self._begin(connection)
+                        begin = _begin(self._keys, self._known_from_ms)
+                        begun, self._ahead_ms = await connection.run(begin)
+                        log = begun
                     for event in await connection.run(log.read()):
                         self._take(event)
                 except AuthenticationError as error:
@@ -180,23 +202,14 @@ class JobEnds:
         finally:
             await connection.close()
 
-    async def _begin(self, connection: Connection) -> EventLog:
-        """Where to start: at the first waiter's time, by the server's clock."""
-        seconds, micros = await connection.execute("TIME", effect=Effect.READ)
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        self._ahead_ms = now_ms - time.time_ns() // 1_000_000
-        start_ms = max(0, self._there(self._known_from_ms))
-        return EventLog(self._keys, f"{start_ms}-0", block_ms=BLOCK_MS, count=READ_COUNT)
-
     def _there(self, at_ms: int) -> int:
         """A moment of ours by the server's clock, or a little earlier."""
-        return at_ms + self._ahead_ms - EARLIER_MS if at_ms else 0
+        return _there(at_ms, self._ahead_ms)
 
     def _take(self, event: QueueEvent) -> None:
-        if event.job_id is None or event.name not in (_COMPLETED, _DLQ):
+        end = _end_in(event)
+        if end is None or event.job_id is None:
             return
-        reason = str(event.fields.get(REASON.decode(), "")) if event.name == _DLQ else None
-        end = End(int(event.id.partition("-")[0]), reason)
         self._remember(event.job_id, end)
         for watch in self._watches.get(event.job_id, ()):
             self._tell(watch, end)
@@ -213,3 +226,70 @@ class JobEnds:
             oldest = next(iter(known))
             forgotten_ms = known.pop(oldest).at_ms - self._ahead_ms + EARLIER_MS
             self._known_from_ms = max(self._known_from_ms, forgotten_ms)
+
+
+class Follower:
+    """The end of one job, followed by the thread that waits for it."""
+
+    def __init__(
+        self, connection: BlockingConnection, keys: Keys, job_id: str, since_ms: int
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._job_id = job_id
+        self._since_ms = since_ms
+        self._log: EventLog | None = None
+        self._from_ms = 0
+        self._is_refused = False
+        self.end: End | None = None
+
+    def wait(self, limit_s: float) -> None:
+        """Return when the job has ended, or after `limit_s`."""
+        until_s = time.monotonic() + limit_s
+        try:
+            while self.end is None and not self._is_refused:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._read(left_s)
+        except AuthenticationError:
+            self._is_refused = True
+        except ChasquiError as error:
+            queue = self._keys.queue
+            fields = {"queue": queue}
+            logger.debug("events of queue %s cannot be read: %s", queue, error, extra=fields)
+        if self.end is None:
+            time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def _read(self, limit_s: float) -> None:
+        run = self._connection.run
+        if self._log is None:
+            self._log, ahead_ms = run(_begin(self._keys, self._since_ms))
+            self._from_ms = _there(self._since_ms, ahead_ms)
+        for event in run(self._log.read(max(1, int(limit_s * 1000)))):
+            if event.job_id == self._job_id:
+                end = _end_in(event)
+                if end is not None and end.at_ms >= self._from_ms:
+                    self.end = end
+
+
+def _begin(keys: Keys, since_ms: int) -> Plan[tuple[EventLog, int]]:
+    """Where to read from, for what ended since then; and how far the server's clock is ahead."""
+    seconds, micros = yield commands(("TIME",), effect=Effect.READ)
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    ahead_ms = now_ms - time.time_ns() // 1_000_000
+    start_ms = max(0, _there(since_ms, ahead_ms))
+    return EventLog(keys, f"{start_ms}-0", block_ms=BLOCK_MS, count=READ_COUNT), ahead_ms
+
+
+def _there(at_ms: int, ahead_ms: int) -> int:
+    """A moment of ours by the server's clock, or a little earlier; 0 is always."""
+    return at_ms + ahead_ms - EARLIER_MS if at_ms else 0
+
+
+def _end_in(event: QueueEvent) -> End | None:
+    """The end that an event tells of, if it does."""
+    if event.name not in (_COMPLETED, _DLQ):
+        return None
+    reason = str(event.fields.get(REASON.decode(), "")) if event.name == _DLQ else None
+    return End(int(event.id.partition("-")[0]), reason)

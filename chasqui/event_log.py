@@ -96,18 +96,19 @@ class EventLog:
             facts = _facts(info)
             self.cursor, self._position = facts.last, facts.added
 
-    def read(self) -> Plan[list[QueueEvent]]:
-        """The next events, or none if none came in time."""
+    def read(self, block_ms: int | None = None) -> Plan[list[QueueEvent]]:
+        """The next events, or none if none came in time: `block_ms`, unless the reader's own."""
+        block_ms = block_ms or self._block_ms
         yield from self.pin()
         assert self.cursor is not None
         after = id_of(self.cursor)
         # In one frame, so that a repeat over a new link looks for a gap again.
         request = commands(
             ("XINFO", "STREAM", self._key),
-            ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", self._key, after),
+            ("XREAD", "COUNT", self._count, "BLOCK", block_ms, "STREAMS", self._key, after),
             effect=Effect.READ,
             raises=False,
-            timeout_s=self.timeout_s,
+            timeout_s=block_ms / 1000 + READ_SLACK_S,
         )
         info, reply = yield request
         if isinstance(reply, ReplyError):

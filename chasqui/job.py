@@ -6,12 +6,15 @@ chasquimq's.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chasqui.errors import LeaseLostError
 
+_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
 
@@ -316,6 +319,16 @@ class RepeatableMeta:
     end_before_ms: int | None = None
     #: None where missed fires are skipped.
     missed_fires: MissedFiresPolicy | None = None
+
+
+def drawn_ms(job_id: str) -> int:
+    """When an id that we or chasquimq made up was drawn, by the producer's clock; 0 for others."""
+    if not _ULID.fullmatch(job_id):
+        return 0
+    drawn = 0
+    for digit in job_id[:10]:
+        drawn = drawn * 32 + _ULID_DIGITS.index(digit)
+    return drawn
 
 
 def _check_uint(what: str, value: object) -> int:

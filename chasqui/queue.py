@@ -4,9 +4,9 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from chasqui import dlq, drafts, payload, repeatables
 from chasqui.adding import (
@@ -23,8 +23,8 @@ from chasqui.config import CredentialProvider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.ends import End, JobEnds
-from chasqui.errors import ClosedError, JobFailedError, QueueFullError
+from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, raise_if_dead
+from chasqui.errors import ClosedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, check_job_id, check_job_name, check_queue_name
 from chasqui.plans import Counts as Counts
@@ -34,12 +34,6 @@ from chasqui.request import Plan
 from chasqui.tracing import Tracing, add
 
 T = TypeVar("T")
-
-#: A result is looked for so often and so long after the job is done: chasquimq's workers tell
-#: that first and store it then.
-GRACE_LOOKS, GRACE_S = 5, 0.02
-#: How long before its event a job went to the dead-letter queue, at most.
-FOUND_WITHIN_MS: Final = 60_000
 
 
 class Queue:
@@ -359,7 +353,7 @@ class Queue:
                 if (value := await self.get_job_result(job_id)) is not None:
                     return value
                 if end is not None and end.is_dead:
-                    await self._raise_if_dead(job_id, end)
+                    await self._run(raise_if_dead(self._producer.keys, job_id, end))
                     self._ends.forget(job_id, end)
                     end = None
                 # Done is told once; who wants a result all the same looks on by himself.
@@ -387,23 +381,13 @@ class Queue:
                 if end is None:
                     await watch.wait(wait.next_s(warns=False))
                 elif end.is_dead:
-                    await self._raise_if_dead(job_id, end)
+                    await self._run(raise_if_dead(self._producer.keys, job_id, end))
                     self._ends.forget(job_id, end)
                 elif looks == 0:
                     return None
                 else:
                     looks -= 1
                     await asyncio.sleep(GRACE_S)
-
-    async def _raise_if_dead(self, job_id: str, end: End) -> None:
-        """Raise what is known of a job in the dead-letter queue; nothing if it is not there any
-        more: replayed, it may yet be done."""
-        since = datetime.fromtimestamp(max(0, end.at_ms - FOUND_WITHIN_MS) / 1000, UTC)
-        found: DeadJob | None = None
-        async for dead in self.iter_dlq(since=since, where=lambda dead: dead.job_id == job_id):
-            found = dead
-        if found is not None:
-            raise JobFailedError(job_id, end.reason or "", found.error or found.detail)
 
     def _connect(self) -> Connection:
         """A connection of its own for who has to wait for replies."""

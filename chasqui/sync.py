@@ -3,8 +3,10 @@
 Nothing runs between two calls, no thread and no loop; see blocking.py for what a call does.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,11 +26,13 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.ends import FOUND_WITHIN_MS, GRACE_LOOKS, GRACE_S, Follower, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
-from chasqui.job import Job, RepeatableMeta
+from chasqui.job import Job, RepeatableMeta, drawn_ms
 from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
 from chasqui.plans import Counts, Plans, ResultWait
 from chasqui.policy import REQUEST_TIMEOUT_S
+from chasqui.queue_events import CLIENT_NAME
 from chasqui.queue_events import BlockingQueueEvents as QueueEvents
 from chasqui.request import Plan
 from chasqui.tracing import Tracing, add
@@ -64,6 +68,9 @@ class Queue:
         self.name = name
         self._settings = AddSettings(max_backlog, on_full, durable)
         self._tracing = tracing
+        self._credential_provider = credential_provider
+        # Connections for threads that wait for jobs: those that no thread uses right now.
+        self._followers: list[BlockingConnection] = []
         self._plans = Plans(keys, max_stream_len)
         self._max_delay_s = drafts.check_max_delay(max_delay_secs)
         self._connection = BlockingConnection(
@@ -81,6 +88,8 @@ class Queue:
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
         self._connection.close()
+        while self._followers:
+            self._followers.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -327,13 +336,77 @@ class Queue:
         *,
         timeout: float = 30.0,
         poll_interval: float = 0.1,
+        since_ms: int | None = None,
     ) -> Any:
-        """What the job's handler returned, once it is stored; TimeoutError after `timeout`."""
+        """What the job's handler returned, once it is stored; TimeoutError after `timeout`.
+
+        Raises JobFailedError as soon as the job is in the dead-letter queue. `since_ms` is when it
+        was added: how it ended before that is of no interest.
+        """
         wait = ResultWait(job_id, timeout, poll_interval)
-        while True:
-            if (value := self.get_job_result(job_id)) is not None:
-                return value
-            time.sleep(wait.next_s())
+        with self._following(job_id, since_ms) as follower:
+            while True:
+                end = follower.end
+                if (value := self.get_job_result(job_id)) is not None:
+                    return value
+                if end is not None and end.is_dead:
+                    self._run(raise_if_dead(self._plans.keys, job_id, end))
+                    end = follower.end = None
+                # Done is told once; who wants a result all the same looks on by himself.
+                (follower.wait if end is None else time.sleep)(wait.next_s())
+
+    def wait_for_end(
+        self,
+        job_id: str,
+        *,
+        timeout: float | None = 30.0,
+        poll_interval: float = 0.1,
+        since_ms: int | None = None,
+    ) -> Any:
+        """The same, and None as soon as the job is done without a stored result.
+
+        That is told by its worker's events; where they are off, only a stored result is seen.
+        """
+        wait = ResultWait(job_id, math.inf if timeout is None else timeout, poll_interval)
+        looks = GRACE_LOOKS
+        with self._following(job_id, since_ms) as follower:
+            while True:
+                end = follower.end
+                if (value := self.get_job_result(job_id)) is not None:
+                    return value
+                if end is None:
+                    follower.wait(wait.next_s(warns=False))
+                elif end.is_dead:
+                    self._run(raise_if_dead(self._plans.keys, job_id, end))
+                    follower.end = None
+                elif looks == 0:
+                    return None
+                else:
+                    looks -= 1
+                    time.sleep(GRACE_S)
+
+    @contextmanager
+    def _following(self, job_id: str, since_ms: int | None) -> Iterator[Follower]:
+        """A reader of the job's events, on a connection that no other thread uses meanwhile."""
+        try:
+            connection = self._followers.pop()
+        except IndexError:
+            connection = BlockingConnection(
+                self._connection.endpoint,
+                key=self._plans.keys.events,
+                client_name=CLIENT_NAME,
+                credential_provider=self._credential_provider,
+            )
+        if since_ms is None:
+            # An id tells when it was drawn, by a clock that may be another one than ours.
+            since_ms = max(0, drawn_ms(job_id) - FOUND_WITHIN_MS)
+        try:
+            yield Follower(connection, self._plans.keys, job_id, since_ms)
+        finally:
+            if self.is_closed:
+                connection.close()
+            else:
+                self._followers.append(connection)
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 

@@ -4,7 +4,6 @@ Jobs are not indexed by id in the stream and the dead-letter queue: both are gon
 order in which the id says that it is likely to be found.
 """
 
-import re
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from chasqui.cli.output import at_ms, cell, show
 from chasqui.cli.run import on_server
 from chasqui.errors import PayloadError
 from chasqui.event_log import QueueEvent, parse_event
+from chasqui.job import drawn_ms
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.repeatables import scored
 from chasqui.request import Effect, Plan, commands
@@ -24,8 +24,6 @@ from chasqui.request import Effect, Plan, commands
 _PAGE = 1000
 # It is shown, not run: whatever its size.
 _ANY_SIZE = 1 << 40
-_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")
-_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 #: How far the clocks of a producer and of the server may be apart.
 _SKEW_MS = 60_000
 
@@ -154,7 +152,7 @@ def _in_dlq(keys: Keys, job_id: str, group: str) -> Plan[Found | None]:
 
 def _search(stream: bytes, job_id: str) -> Plan[Entry | None]:
     """The entry of a job, looked for from when its id was made on, then before."""
-    made_ms = str(max(0, _made_ms(job_id) - _SKEW_MS)).encode()
+    made_ms = str(max(0, drawn_ms(job_id) - _SKEW_MS)).encode()
     for start, end in ((made_ms, b"+"), (b"-", b"(" + made_ms + b"-0")):
         while end != b"(0-0":
             page: list[Entry] = yield commands(
@@ -169,16 +167,6 @@ def _search(stream: bytes, job_id: str) -> Plan[Entry | None]:
                 break
             start = b"(" + page[-1].id
     return None
-
-
-def _made_ms(job_id: str) -> int:
-    """When a ULID was drawn; 0 for an id of another kind."""
-    if not _ULID.fullmatch(job_id):
-        return 0
-    made_ms = 0
-    for digit in job_id[:10]:
-        made_ms = made_ms * 32 + _ULID_DIGITS.index(digit)
-    return made_ms
 
 
 def _past(keys: Keys, job_id: str) -> Plan[list[QueueEvent]]:

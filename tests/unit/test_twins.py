@@ -8,21 +8,13 @@ import pytest
 from chasqui import sync
 from chasqui.queue import Queue
 
-#: Waiting for the end of a job goes by its events, which need a connection and a task of their own.
-WAITING = {"wait_for_result", "wait_for_end"}
-
 
 def face(kind: type[Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(kind).items()
-        if not name.startswith("_") and name not in WAITING
-    }
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
 
 
 def test_the_same_names():
     assert face(Queue).keys() == face(sync.Queue).keys()
-    assert hasattr(sync.Queue, "wait_for_result")
 
 
 @pytest.mark.parametrize("name", ["__init__", *face(Queue)])

@@ -1,0 +1,77 @@
+"""`sync.Queue` waits for jobs by their events, in the thread that waits."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import JobFailedError, sync
+from tests.integration.test_job_results import NEVER_S, working
+from tests.proxy import Proxy
+from tests.servers import Server
+
+
+async def in_threads(*calls: Callable[[], Any]) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return await asyncio.gather(*(loop.run_in_executor(pool, call) for call in calls))
+
+
+async def test_an_event_wakes_every_thread_that_waits(
+    redis_86: Server, queue_name: str, make_proxy: Callable[[str], Proxy]
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    with sync.Queue(queue_name, redis_url=proxy.url) as queue:
+        jobs = queue.add_bulk([{"name": "mail", "data": i} for i in range(5)])
+        waits = [
+            lambda wait=wait, job=job: wait(job.id, poll_interval=NEVER_S)
+            for job in jobs
+            for wait in (queue.wait_for_result, queue.wait_for_end)
+        ]
+        waiting = asyncio.create_task(in_threads(*waits))
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= len(waits))
+        async with working(queue_name, redis_86.url):
+            assert await waiting == [{"got": i} for i in range(5) for _ in range(2)]
+        before = proxy.count("HELLO")
+        assert await asyncio.to_thread(queue.wait_for_result, jobs[0].id) == {"got": 0}
+        assert proxy.count("HELLO") == before  # the connections are kept for who waits next
+    await asyncio.to_thread(proxy.wait_for, lambda: len(proxy._links) == 0)
+
+
+async def test_done_and_dead_are_told(server: Server, queue_name: str) -> None:
+    with sync.Queue(queue_name, redis_url=server.url) as queue:
+        void = queue.add("void", 1)
+        bad = queue.add("fails", 2, attempts=1)
+        mine = queue.add("fails", 3, attempts=1, job_id="mine")
+        async with working(queue_name, server.url):
+            assert await asyncio.to_thread(queue.wait_for_end, void.id) is None
+            for method in (queue.wait_for_end, queue.wait_for_result):
+                for job in (bad, mine):
+                    with pytest.raises(JobFailedError) as failed:
+                        await asyncio.to_thread(method, job.id, poll_interval=NEVER_S)
+                    assert failed.value.reason == "retries_exhausted"
+
+
+async def test_who_may_not_read_events_finds_the_result(
+    private_server: Callable[..., Server], queue_name: str
+) -> None:
+    server = private_server("redis-8.6")
+    with redis_py.Redis.from_url(server.url) as redis:
+        redis.execute_command("ACL", "SETUSER", "blind", "on", ">pw", "~*", "+@all", "-xread")
+    url = server.url.replace("redis://", "redis://blind:pw@")
+    with sync.Queue(queue_name, redis_url=url) as queue:
+        job = queue.add("mail", 1)
+        waiting = asyncio.create_task(in_threads(lambda: queue.wait_for_result(job.id)))
+        async with working(queue_name, server.url):
+            assert await waiting == [{"got": 1}]
+
+
+def test_time_runs_out(server: Server, queue_name: str) -> None:
+    with sync.Queue(queue_name, redis_url=server.url) as queue:
+        job = queue.add("mail", 1)
+        for method in (queue.wait_for_result, queue.wait_for_end):
+            with pytest.raises(TimeoutError, match=job.id):
+                method(job.id, timeout=0.05, poll_interval=NEVER_S)
