@@ -1,0 +1,337 @@
+"""Servers that refuse everything for a while: no room, still loading, no entry, another server."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Queue, Worker
+from chasqui.connection import Connection
+from chasqui.errors import (
+    AuthenticationError,
+    ChasquiError,
+    OutcomeUnknownError,
+    ServerError,
+)
+from chasqui.policy import Introduction
+from chasqui.request import Effect, commands
+from chasqui.server import Answer
+from tests.crash.conftest import Fleet, eventually
+from tests.faults.disk import DiskServer, build_shim
+from tests.integration.consuming.conftest import Running
+from tests.ledger import Census, audit
+from tests.proxy import Proxy
+from tests.servers import KINDS, Server
+
+CANARY = "Kanari-91be"
+#: What a caller gets while the door is shut; the second if it was shut before he had his answer.
+REFUSED = (AuthenticationError, OutcomeUnknownError)
+
+# ── The disk is full ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=KINDS)
+def disk_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskServer]:
+    request.node.user_properties.append(("server", request.param))
+    with DiskServer(request.param, build_shim(tmp_path), appendfsync="everysec") as server:
+        yield server
+
+
+def add(fleet: Fleet) -> str:
+    """Add one job more; whether it was "added" or "refused", as the books have it."""
+    n = fleet.ledger.count("added") + fleet.ledger.count("refused")
+    try:
+        fleet.queue.add("quick", {"n": n})
+    except ServerError as error:
+        if error.code != "MISCONF":
+            raise
+        outcome = "refused"
+    else:
+        fleet.added.append(n)
+        outcome = "added"
+    fleet.ledger.write(outcome, n, "producer")
+    return outcome
+
+
+@pytest.mark.fault(35)
+def test_a_full_disk_refuses_adds_and_keeps_what_it_took(
+    disk_server: DiskServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    fleet = make_fleet(disk_server.url)
+    worker = fleet.start("worker")
+    fleet.started("worker")
+    eventually(lambda: add(fleet) and len(fleet.added) > 20, "jobs are added")
+    disk_server.fill()
+    eventually(lambda: add(fleet) == "refused", "adds are refused")
+    assert add(fleet) == "refused"
+    disk_server.make_room()
+    eventually(lambda: add(fleet) == "added", "adds are taken again")
+    fleet.ended(len(fleet.added))
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+    assert worker.process.poll() is None
+    assert fleet.audit().faults == {}
+
+
+@pytest.mark.fault(35, control=True)
+def test_a_producer_that_does_not_look_at_the_answer_is_caught(
+    disk_server: DiskServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    fleet = make_fleet(disk_server.url)
+    disk_server.fill()
+    eventually(lambda: add(fleet) == "refused", "adds are refused")
+    refused = {fact.n for fact in fleet.ledger.read("refused")}
+    assert audit([*fleet.added, *refused], [], fleet.census()).lost == refused
+
+
+# ── Still loading ───────────────────────────────────────────────────────────────────────────────
+
+
+async def work_while_loading(server: Server, queue_name: str) -> bool:
+    """Whether an add and a worker that meet a loading server do their work nevertheless."""
+    fill = "for i = 1, 2000 do redis.call('set', i, i) end"
+    with redis_py.Redis.from_url(server.url) as client:
+        client.eval(fill, 0)
+        client.config_set("key-load-delay", "500")
+        client.config_set("loading-process-events-interval-bytes", "1024")
+        async with Queue(queue_name, redis_url=server.url) as queue:
+            await queue.is_paused()
+            reloading = asyncio.create_task(
+                asyncio.to_thread(client.execute_command, "DEBUG", "RELOAD")
+            )
+            with redis_py.Redis.from_url(server.url) as other:
+                await _until(lambda: bool(other.info("persistence")["loading"]))
+            done = asyncio.Event()
+
+            async def handler(job: Any) -> None:
+                done.set()
+
+            async with Worker(queue_name, handler, redis_url=server.url) as worker:
+                running = asyncio.ensure_future(worker.run())
+                try:
+                    await queue.add("n", {"n": 0})
+                    await asyncio.wait_for(done.wait(), 20)
+                    return True
+                except ServerError as error:
+                    if error.code != "LOADING":
+                        raise
+                    return False
+                finally:
+                    await reloading
+                    await worker.close()
+                    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.fault(36)
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])  # 6.2 answers nobody while it loads
+async def test_a_loading_server_is_waited_for(
+    private_server: Callable[..., Server], queue_name: str, kind: str
+) -> None:
+    server = private_server(kind, enable_debug_command="yes", key_load_delay="0")
+    assert await work_while_loading(server, queue_name)
+
+
+@pytest.mark.fault(36, control=True)
+async def test_without_waiting_a_loading_server_is_an_error(
+    private_server: Callable[..., Server], queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chasqui.connection.refuse", lambda request, error: Answer.RAISE)
+    server = private_server("redis-8.6", enable_debug_command="yes", key_load_delay="0")
+    assert not await work_while_loading(server, queue_name)
+
+
+# ── Refused at the door ─────────────────────────────────────────────────────────────────────────
+
+
+class Rotated:
+    """A worker and a queue at a server whose password changes under them."""
+
+    def __init__(self, server: Server, proxy: Proxy, queue_name: str, provider: Any) -> None:
+        self.proxy = proxy
+        self._admin = redis_py.Redis.from_url(server.url)
+        options = {"redis_url": proxy.url, "credential_provider": provider}
+        self.queue = Queue(queue_name, **options)
+        self.done = asyncio.Event()
+        self.worker = Worker(queue_name, self._handle, read_block_ms=200, **options)
+
+    async def _handle(self, job: Any) -> None:
+        self.done.set()
+
+    def set_password(self, password: str) -> None:
+        """A new password; nobody who came in with the old one stays."""
+        self._admin.execute_command(
+            *("ACL", "SETUSER", "app", "reset", "on", f">{password}", "~*", "&*", "+@all")
+        )
+        self._admin.client_kill_filter(user="app")
+
+    async def works(self) -> bool:
+        self.done.clear()
+        await self.queue.add("n", None)
+        await asyncio.wait_for(self.done.wait(), 20)
+        return True
+
+    def close(self) -> None:
+        self._admin.close()
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_new_password_is_asked_for(
+    private_server: Callable[..., Server],
+    make_proxy: Callable[[str], Proxy],
+    queue_name: str,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = private_server(kind)
+    password = f"{CANARY}-1"
+    asked: list[str] = []
+
+    async def provider(host: str | None) -> tuple[str, str]:
+        asked.append(password)
+        return "app", password
+
+    rotated = Rotated(server, make_proxy(server.url), queue_name, provider)
+    rotated.set_password(password)
+    async with rotated.queue, rotated.worker:
+        running = asyncio.ensure_future(rotated.worker.run())
+        assert await rotated.works()
+        before, rotated.proxy.is_refusing = rotated.proxy.accepted, False
+        rotated.set_password(f"{CANARY}-2")
+        with pytest.raises(REFUSED) as refused:
+            await rotated.works()
+        password = f"{CANARY}-2"
+        while True:
+            try:
+                assert await rotated.works()
+                break
+            except REFUSED:
+                await asyncio.sleep(0.05)
+        assert rotated.proxy.accepted - before < 60, "not dialled in a hot loop"
+        await rotated.worker.close()
+        await running
+    rotated.close()
+    assert set(asked) == {f"{CANARY}-1", f"{CANARY}-2"}
+    assert CANARY not in f"{caplog.text} {refused.value!r}"
+
+
+@pytest.mark.fault(37, control=True)
+async def test_a_password_that_is_kept_is_refused_for_good(
+    private_server: Callable[..., Server], make_proxy: Callable[[str], Proxy], queue_name: str
+) -> None:
+    server = private_server("redis-8.6")
+
+    async def provider(host: str | None) -> tuple[str, str]:
+        return "app", f"{CANARY}-1"
+
+    rotated = Rotated(server, make_proxy(server.url), queue_name, provider)
+    rotated.set_password(f"{CANARY}-1")
+    async with rotated.queue:
+        await rotated.queue.add("n", None)
+        rotated.set_password(f"{CANARY}-2")
+        for _ in range(3):
+            with pytest.raises(REFUSED):
+                await rotated.works()
+    rotated.close()
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_with_too_many_clients_is_waited_for(
+    private_server: Callable[..., Server],
+    make_proxy: Callable[[str], Proxy],
+    connect: Callable[..., Connection],
+    kind: str,
+) -> None:
+    server = private_server(kind)
+    proxy = make_proxy(server.url)
+    connection = connect(proxy.url)
+    await connection.execute("PING", effect=Effect.READ)
+    with redis_py.Redis.from_url(server.url) as admin:
+        admin.config_set("maxclients", "1")
+        proxy.cut()
+        waiting = connection.submit(commands(("PING",), effect=Effect.READ))
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.accepted >= 4)
+        assert not waiting.done()
+        admin.config_set("maxclients", "100")
+        assert await waiting == b"PONG"
+
+
+# ── Another server on the same port ─────────────────────────────────────────────────────────────
+
+
+async def work_on_each(
+    servers: list[Server], proxy: Proxy, queue_name: str, start_at: Callable[..., Running]
+) -> list[int]:
+    """How many of ten jobs are left on each server, as one after the other takes the port."""
+    ran: list[int] = []
+
+    async def handler(job: Any) -> None:
+        ran.append(job.data["n"])
+
+    running = start_at(proxy.url, handler, read_block_ms=100, claim_min_idle_ms=60_000)
+    left = []
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        for i, server in enumerate(servers):
+            proxy.point_to(server.url)
+            numbers = range(10 * i, 10 * i + 10)
+            await queue.add_bulk([{"name": "n", "data": {"n": n}} for n in numbers])
+            await running.fact(_until(lambda i=i: len(ran) == 10 * i + 10))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    _until(lambda s=server: not Census.take(s.url, queue_name).stream), 3
+                )
+            left.append(len(Census.take(server.url, queue_name).stream))
+    assert sorted(ran) == list(range(10 * len(servers)))
+    return left
+
+
+async def _until(fact: Callable[[], bool]) -> None:
+    while not fact():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.fault(39)
+async def test_what_a_server_can_do_is_asked_on_each_link(
+    redis_86: Server,
+    redis_62: Server,
+    valkey_9: Server,
+    make_proxy: Callable[[str], Proxy],
+    queue_name: str,
+    start_at: Callable[..., Running],
+) -> None:
+    servers = [redis_86, redis_62, valkey_9, redis_86]
+    proxy = make_proxy(redis_86.url)
+    assert await work_on_each(servers, proxy, queue_name, start_at) == [0, 0, 0, 0]
+
+
+@pytest.mark.fault(39, control=True)
+async def test_what_is_believed_of_the_next_server_is_wrong(
+    redis_86: Server,
+    redis_62: Server,
+    make_proxy: Callable[[str], Proxy],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = await connect(redis_86.url, is_reader=True).connect()
+    talk = Introduction.talk
+
+    def believe(self: Introduction, endpoint: Any) -> Any:
+        yield from talk(self, endpoint)
+        return profile
+
+    monkeypatch.setattr(Introduction, "talk", believe)
+    proxy = make_proxy(redis_86.url)
+    try:
+        working = work_on_each([redis_86, redis_62], proxy, queue_name, start_at)
+        left = await asyncio.wait_for(working, 10)
+    except (ChasquiError, TimeoutError):
+        return  # its commands are not even known
+    assert left != [0, 0]

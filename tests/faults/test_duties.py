@@ -1,0 +1,137 @@
+"""Leaders that are not: what promoter and scheduler would do without what protects them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import RepeatPattern, scripts, sync
+from chasqui._core.envelope import decode_delayed_member
+from chasqui.connection import Connection
+from chasqui.keys import Keys
+from chasqui.leader import Lease
+from chasqui.promoter import PromoterDuty
+from chasqui.queue import Queue
+from chasqui.request import Effect
+from chasqui.scheduler import SchedulerDuty
+from tests.integration.consuming.conftest import Redis
+from tests.ledger import Census, audit
+from tests.servers import Server
+
+COUNT = 20
+
+
+def delayed(url: str, queue_name: str) -> None:
+    """Put jobs there that are due."""
+    jobs = [{"name": "quick", "data": {"n": n}, "delay_ms": 1} for n in range(COUNT)]
+    with sync.Queue(queue_name, redis_url=url) as queue:
+        queue.add_bulk(jobs)
+
+
+@pytest.mark.fault(32)
+async def test_promoters_that_all_believe_to_lead_promote_each_job_once(
+    server: Server, queue_name: str, keys: Keys, connect: Callable[..., Connection]
+) -> None:
+    delayed(server.url, queue_name)
+    duties = [PromoterDuty(keys, connect(server.url), connect(server.url)) for _ in range(3)]
+
+    async def all_due() -> None:
+        while Census.take(server.url, queue_name).delayed:
+            await asyncio.gather(*(duty._promote() for duty in duties))
+
+    await asyncio.wait_for(all_due(), 20)
+    found = audit(range(COUNT), [], Census.take(server.url, queue_name))
+    assert found.faults == {}
+
+
+@pytest.mark.fault(32, control=True)
+def test_a_promoter_that_was_stopped_between_two_steps_is_caught(
+    valkey_9: Server, queue_name: str, keys: Keys
+) -> None:
+    """Reads what is due, is stopped, and goes on as if nobody had promoted it meanwhile."""
+    delayed(valkey_9.url, queue_name)
+    with redis_py.Redis.from_url(valkey_9.url) as client:
+
+        def read() -> list[bytes]:
+            return client.zrange(keys.delayed, 0, -1)
+
+        def promote(members: list[bytes]) -> None:
+            for member in members:
+                client.xadd(keys.stream, {"d": decode_delayed_member(member)[1]})
+                client.zrem(keys.delayed, member)
+
+        stopped = read()
+        promote(read())
+        promote(stopped)
+    found = audit(range(COUNT), [], Census.take(valkey_9.url, queue_name))
+    assert found.doubled == set(range(COUNT))
+
+
+async def fire_twice(
+    redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty, script: Any
+) -> int:
+    """A scheduler computes a fire, is stopped, another one fires, and it goes on; fires in all."""
+    job = await queue.upsert_repeatable_job("r", {"n": 1}, repeat=RepeatPattern.every(90_000))
+    seconds, micros = await redis("TIME")
+    due_ms = int(seconds) * 1000 + int(micros) // 1000
+    await redis("ZADD", keys.repeat, due_ms, job.id)
+    names = [keys.stream, keys.delayed, keys.repeat, keys.repeat_spec(job.id), keys.wake]
+    arguments = [job.id, due_ms, due_ms + 90_000, "", "r", due_ms, b"envelope"]
+    stopped = scripts.call(script, names, arguments, Effect.IDEMPOTENT)
+    await duty.run_once()
+    await duty.connection.submit(stopped)
+    return int(await redis("XLEN", keys.stream))
+
+
+@pytest.mark.fault(33)
+async def test_a_scheduler_that_was_stopped_before_its_fire_fires_nothing(
+    server: Server, redis: Redis, queue: Queue, keys: Keys, connect: Callable[..., Connection]
+) -> None:
+    duty = SchedulerDuty(keys, connect(server.url))
+    assert await fire_twice(redis, queue, keys, duty, scripts.FIRE) == 1
+
+
+@pytest.mark.fault(33, control=True)
+async def test_without_comparing_scores_the_slot_fires_twice(
+    server: Server,
+    redis: Redis,
+    queue: Queue,
+    keys: Keys,
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compare = b"math.floor(tonumber(score)) ~= tonumber(ARGV[2])"
+    assert compare in scripts.FIRE.source
+    source = scripts.FIRE.source.replace(compare, b"false")
+    careless = type(scripts.FIRE)("fire", source, b"0" * 40)  # unknown, so it is sent whole
+    duty = SchedulerDuty(keys, connect(server.url))
+    assert await fire_twice(redis, queue, keys, duty, careless) == 2
+
+
+async def takes_over(connection: Connection, key: bytes) -> bool:
+    """Whether another one leads as soon as the leader's lease should be over."""
+    heir = Lease(key, "heir", ttl_s=1)
+    for _ in range(4):
+        if await heir.hold(connection):
+            return True
+        await asyncio.sleep(heir.next_step_s)
+    return False
+
+
+@pytest.mark.fault(34)
+async def test_the_lease_of_a_dead_leader_ends(
+    server: Server, keys: Keys, connect: Callable[..., Connection]
+) -> None:
+    connection = connect(server.url)
+    assert await Lease(keys.promoter_lock, "dead", ttl_s=1).hold(connection)
+    assert await takes_over(connection, keys.promoter_lock)
+
+
+@pytest.mark.fault(34, control=True)
+async def test_a_lock_without_an_end_is_caught(
+    server: Server, keys: Keys, connect: Callable[..., Connection], redis: Redis
+) -> None:
+    await redis("SET", keys.promoter_lock, "dead")
+    assert not await takes_over(connect(server.url), keys.promoter_lock)
