@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 from chasqui import dlq, repeatables
 from chasqui.adding import (
     CHUNK_BYTES,
-    CHUNK_JOBS,
     PLAIN,
     UNIQUE,
     Added,
@@ -25,12 +24,15 @@ from chasqui.request import Plan
 
 T = TypeVar("T")
 
+#: Single adds that leave together: the server works on them while the next ones are made. With 100
+#: tasks that add, 50 gave 250k jobs/s, all that meet in a turn 163k, 25 at a time 216k.
+TURN_JOBS: Final = 50
 #: The server hangs up on an argument of more than 512 MiB; the envelope takes a little of it.
 MAX_PAYLOAD_BYTES: Final = (512 << 20) - 1024
 
 
 class Turn:
-    """Single adds that met in one turn of the event loop: one chunk, one reply for all of them."""
+    """Single adds that met in one turn of the event loop: a chunk, with one reply for all of them."""
 
     __slots__ = ("added", "futures", "loop", "names", "payloads", "retries", "size")
 
@@ -216,7 +218,7 @@ class Producer:
         if (
             turn is None
             or turn.loop is not asyncio.get_running_loop()
-            or len(turn.payloads) == CHUNK_JOBS
+            or len(turn.payloads) == TURN_JOBS
             or turn.size + size > CHUNK_BYTES
         ):
             turn = self._next_turn()
