@@ -32,7 +32,7 @@ MAX_PAYLOAD_BYTES: Final = (512 << 20) - 1024
 
 
 class Turn:
-    """Single adds that met in one turn of the event loop: a chunk, with one reply for all of them."""
+    """Single adds that met in a turn of the event loop: a chunk, with one reply for all of them."""
 
     __slots__ = ("added", "futures", "loop", "names", "payloads", "retries", "size")
 
