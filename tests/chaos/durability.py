@@ -1,8 +1,6 @@
 """`python -m tests.chaos.durability`: what a crash of the server costs, by its settings.
 
-A crash of the process keeps what it wrote; a power cut keeps only what was synced. The power cut is
-played: a library preloaded into the server notes how much of each file was synced, and what came
-after that is cut off before the restart.
+A crash of the process keeps what it wrote; a power cut keeps only what was synced.
 """
 
 import argparse
@@ -10,14 +8,11 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +24,7 @@ from rich.table import Table
 from chasqui import Queue
 from chasqui.errors import NotSupportedError
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from tests.faults.disk import DiskServer, build_shim
 from tests.ledger import Census, number
 from tests.servers import KINDS, Server
 
@@ -40,11 +36,12 @@ WAITING = 20_000
 #: The server dies this long after the first add.
 LOW_S, HIGH_S = 1.5, 3.5
 
-MODES: dict[str, dict[str, Any]] = {
-    "no AOF": {"appendonly": "no"},
-    "everysec": {"appendonly": "yes", "appendfsync": "everysec"},
-    "always": {"appendonly": "yes", "appendfsync": "always"},
-    'everysec, `durable="disk"`': {"appendonly": "yes", "appendfsync": "everysec"},
+#: The settings of the server; of one without an AOF there are none.
+MODES: dict[str, dict[str, str]] = {
+    "no AOF": {},
+    "everysec": {"appendfsync": "everysec"},
+    "always": {"appendfsync": "always"},
+    'everysec, `durable="disk"`': {"appendfsync": "everysec"},
 }
 CRASHES = ("kill -9", "power cut")
 
@@ -116,17 +113,17 @@ class Trial:
                 time.sleep(PAUSE_S)
 
 
-def measure(kind: str, mode: str, crash: str, trials: int, luck: random.Random) -> Cell:
+def measure(kind: str, mode: str, crash: str, trials: int, luck: random.Random, shim: Path) -> Cell:
     """Crash a server some times, and count."""
     cell = Cell()
     durable = "disk" if "durable" in mode else False
     for _ in range(trials):
-        with _server(kind, MODES[mode]) as (server, book):
+        with _server(kind, MODES[mode], shim) as server:
             trial = Trial()
             after_s = luck.uniform(LOW_S, HIGH_S)
             killed_s = asyncio.run(trial.run(server, durable=durable, dies_after_s=after_s))
-            if crash == "power cut":
-                _cut_what_was_not_synced(server, book)
+            if crash == "power cut" and isinstance(server, DiskServer):
+                server.cut_power()
             server.start()
             there = set(Census.take(server.url, ADDED).stream)
             back = set(Census.take(server.url, WORKED).stream)
@@ -141,32 +138,9 @@ def measure(kind: str, mode: str, crash: str, trials: int, luck: random.Random) 
     return cell
 
 
-@contextlib.contextmanager
-def _server(kind: str, settings: dict[str, str]) -> Iterator[tuple[Server, Path]]:
-    """A server that notes what it syncs, and where it notes it."""
-    with tempfile.TemporaryDirectory() as folder:
-        book, library = Path(folder) / "synced", Path(folder) / "synced.so"
-        source = Path(__file__).with_name("synced.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-        old = dict(os.environ)
-        os.environ |= {"LD_PRELOAD": str(library), "CHAOS_SYNCED": str(book)}
-        try:
-            with Server(kind, **settings) as server:
-                yield server, book
-        finally:
-            os.environ.clear()
-            os.environ.update(old)
-
-
-def _cut_what_was_not_synced(server: Server, book: Path) -> None:
-    synced: dict[str, int] = {}
-    for line in book.read_text().splitlines() if book.exists() else ():
-        size, _, path = line.partition(" ")
-        synced[path] = int(size)
-    for path in server.directory.rglob("*.aof"):
-        size = synced.get(str(path), 0)
-        if size < path.stat().st_size:
-            os.truncate(path, size)
+def _server(kind: str, settings: dict[str, str], shim: Path) -> Server:
+    """A server with these settings, on a disk whose power can be cut if it writes anything."""
+    return DiskServer(kind, shim, **settings) if settings else Server(kind)
 
 
 def _jobs(numbers: Any) -> list[dict[str, Any]]:
@@ -182,6 +156,14 @@ def main() -> int:
     arguments = parser.parse_args()
     told = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        _measure_all(arguments, told, console, build_shim(Path(folder)))
+    return 0
+
+
+def _measure_all(
+    arguments: argparse.Namespace, told: dict[str, Any], console: Console, shim: Path
+) -> None:
     for kind in arguments.server or list(KINDS):
         luck = random.Random(arguments.seed)
         table = Table(
@@ -191,7 +173,7 @@ def main() -> int:
         for mode in MODES:
             for crash in CRASHES:
                 try:
-                    cell = measure(kind, mode, crash, arguments.trials, luck)
+                    cell = measure(kind, mode, crash, arguments.trials, luck, shim)
                 except NotSupportedError as error:
                     told[kind].setdefault(mode, {})[crash] = {"missing": str(error)}
                     table.add_row(mode, crash, str(error))
@@ -201,7 +183,6 @@ def main() -> int:
                               f"{cell.window_s} s", f"{cell.done:,}", f"{cell.back:,}")  # fmt: skip
         console.print(table)
         arguments.json.write_text(json.dumps(told, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
