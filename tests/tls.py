@@ -74,10 +74,20 @@ class TlsRelay:
         self._loop = asyncio.new_event_loop()
         self._is_up = threading.Event()
         self._stop: asyncio.Event
+        self._relays: set[asyncio.Task[None]] = set()
         self.port = 0
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
         self._thread.start()
         assert self._is_up.wait(10)
+
+    def use(self, certificate: Path) -> None:
+        """Show another certificate from now on; the links that are there are cut."""
+        self._context.load_cert_chain(certificate)
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def _cut(self) -> None:
+        for task in self._relays:
+            task.cancel()
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -99,7 +109,7 @@ class TlsRelay:
         self._stop = asyncio.Event()
         # Refused handshakes are what the tests are about: no log lines for them.
         self._loop.set_exception_handler(lambda loop, context: None)
-        relays: set[asyncio.Task[None]] = set()
+        relays = self._relays
 
         def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(self._relay(reader, writer))

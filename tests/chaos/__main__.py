@@ -17,8 +17,9 @@ from tests.chaos.judge import Result, Tally
 from tests.chaos.schedule import draw, kinds_of
 from tests.chaos.stage import Stage
 from tests.chaos.subjects import PEERS, SUBJECTS, InstallError, Subject
-from tests.chaos.table import show
-from tests.servers import KINDS
+from tests.chaos.table import quantiles, show
+from tests.servers import KINDS, find
+from tests.servers.kinds import version_of
 
 WORKERS, PRODUCERS = 4, 3
 LEASE_MS = 3000
@@ -81,6 +82,7 @@ def main() -> int:
             is_general=bool(arguments.peer),
         )  # fmt: skip
         show(console, result, told)
+        told["versions"] = subject.versions() | _server_version(arguments.server)
         _save(arguments.json, {**told, **_summary(result)}, many=len(names) > 1)
         if result.violations and not arguments.peer:
             code = 1
@@ -123,9 +125,11 @@ def _told(arguments: argparse.Namespace, subject: Subject, seed: int) -> dict[st
     }  # fmt: skip
 
 
-def _summary(result: Result) -> dict[str, Any]:
-    from tests.chaos.table import quantiles
+def _server_version(name: str) -> dict[str, str]:
+    return {"server": version_of(find(KINDS[name])) or "unknown"}
 
+
+def _summary(result: Result) -> dict[str, Any]:
     told = asdict(result) | {"violations": result.violations}
     for name in ("taken_over_s", "resumed_s"):
         told[name] = quantiles(getattr(result, name))

@@ -75,7 +75,9 @@ class Scene:
                             return
                     finally:
                         member.lock.release()
-            if self.stop.wait(0.05) or not any(member.is_running for member in members):
+            # A worker that is gone is about to be started again; a producer may have finished.
+            is_coming = any(one.is_running or one.role == "worker" for one in members)
+            if self.stop.wait(0.05) or not is_coming:
                 raise Skipped
 
     @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Whom the harness harms: how to start its workers and producers, and what can be asked of it."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from bench.environments import InstallError, ensure, folder_of, is_ready, python_of
 from bench.libraries import LIBRARIES, Environment
+from chasqui._version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = "tests.chaos.programs"
@@ -29,6 +31,21 @@ class Subject:
     is_mixed: bool = False
     #: How it was set up, where that differs from its defaults.
     settings: str = ""
+
+    def versions(self) -> dict[str, str]:
+        """The versions of its packages, as they are installed."""
+        if self.environment is None:
+            return {"chasqui": VERSION}
+        folder = folder_of(self.environment)
+        found = {}
+        for name in self.packages:
+            if self.environment.is_node:
+                told = json.loads((folder / "node_modules" / name / "package.json").read_text())
+                found[name] = str(told["version"])
+            else:
+                pattern = f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
+                found[name] = next(folder.glob(pattern)).stem.rpartition("-")[2]
+        return found
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Install what it needs unless it is there; InstallError if that fails."""

@@ -1,11 +1,13 @@
 """TLS: a good certificate is accepted, and every kind of bad one is refused by default."""
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
 from chasqui.connection import Connection
 from chasqui.errors import UnreachableError
 from chasqui.request import Effect, commands
@@ -96,3 +98,54 @@ def test_a_bad_certificate_is_refused_by_the_blocking_connection(
         pytest.raises(UnreachableError, match="certificate"),
     ):
         connect_blocking(url(relay, authority)).execute("PING", effect=Effect.READ)
+
+
+async def _for_ever(connection: Connection) -> None:
+    while True:
+        await connection.execute("ECHO", "x", effect=Effect.READ)
+
+
+@pytest.mark.fault(38)
+async def test_a_renewed_certificate_is_accepted_on_the_next_link(
+    redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path
+) -> None:
+    """Good, then expired, then renewed; the client is not told."""
+    good = tls.make_certificate(folder, authority, "127.0.0.1")
+    with tls.TlsRelay(redis_86.port, good) as relay:
+        connection = connect(url(relay, authority), request_timeout_s=1)
+        assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
+        relay.use(bad_certificate(folder, authority, "expired"))
+        with pytest.raises(UnreachableError):
+            await _for_ever(connection)  # the old link may live for a moment
+        relay.use(tls.make_certificate(folder, authority, "127.0.0.1"))
+        assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
+        await connection.close()
+
+
+@pytest.mark.fault(38, control=True)
+@pytest.mark.parametrize("fault", BAD)
+async def test_whoever_asks_for_no_check_gets_none(
+    redis_86: Server, folder: Path, authority: Path, fault: str
+) -> None:
+    careless = ssl.create_default_context()
+    careless.check_hostname = False
+    careless.verify_mode = ssl.CERT_NONE
+    with tls.TlsRelay(redis_86.port, bad_certificate(folder, authority, fault)) as relay:
+        endpoint = Endpoint.parse(f"rediss://127.0.0.1:{relay.port}", tls_context=careless)
+        connection = Connection(endpoint, key=b"k")
+        assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
+        await connection.close()
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=none", "ssl_check_hostname=false", "verify=0"])
+def test_a_url_cannot_turn_the_check_off(option: str) -> None:
+    with pytest.raises(ValueError, match="option"):
+        Endpoint.parse(f"rediss://127.0.0.1:6379?{option}")
+
+
+def test_old_versions_of_tls_are_refused() -> None:
+    context = Endpoint.parse("rediss://127.0.0.1").tls
+    assert context is not None
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED

@@ -72,7 +72,7 @@ def locked_server() -> Iterator[tuple[str, str]]:
     except MissingServerError as error:
         unavailable(str(error))
     with server:
-        variable = "CHASQUI_SPARK_TEST_URL"
+        variable = "CHASQUI_TEST_SECRET_URL"
         os.environ[variable] = server.url.replace("://", f"://:{password}@")
         yield variable, password
         del os.environ[variable]
@@ -83,6 +83,8 @@ def spark(locked_server: tuple[str, str]) -> Iterator[Any]:
     """One session for the run: two cores, and tasks may fail three times."""
     from chasqui.errors import NotSupportedError
     from chasqui.spark import session
+
+    variable, _ = locked_server
     from chasqui.spark.sessions import find_java
 
     try:
@@ -100,6 +102,10 @@ def spark(locked_server: tuple[str, str]) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.pollingDelay": "10ms",
             "spark.driver.memory": "1g",
+            "spark.ui.enabled": "true",
+            "spark.ui.port": "0",
+            # As on a cluster; a name with "secret" in it is what Spark's own pages hide.
+            f"spark.executorEnv.{variable}": os.environ[variable],
         },
     )
     running.sparkContext.setLogLevel("OFF")

@@ -2,8 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import pytest
 
@@ -259,3 +263,36 @@ def test_a_secret_stays_in_the_environment(
         assert canary not in text
     for path in checkpoint.rglob("*"):
         assert not path.is_file() or canary.encode() not in path.read_bytes()
+    pages = dict(pages_of(spark.sparkContext.uiWebUrl))
+    assert any("BatchScan chasqui" in text for text in pages.values()), "they tell of the reads"
+    assert any(variable in text for text in pages.values()), "and of the environment"
+    assert not [url for url, text in pages.items() if canary in text]
+
+
+def pages_of(root: str) -> Iterator[tuple[str, str]]:
+    """Every page of Spark's UI, and what its API says."""
+    (application,) = json.loads(get(f"{root}/api/v1/applications"))
+    api = f"{root}/api/v1/applications/{application['id']}"
+    left = [f"{api}/{one}" for one in ("environment", "jobs", "stages", "allexecutors", "logs")]
+    left += [f"{api}/sql?details=true&planDescription=true&length=1000", f"{root}/"]
+    seen = set(left)
+    while left:
+        url = left.pop()
+        try:
+            text = get(url)
+        except HTTPError:
+            continue
+        yield url, text
+        for link in re.findall(r'href="([^"#]+)"', text):
+            target = urljoin(url, link.replace("&amp;", "&"))
+            if target.startswith(root) and "/static/" not in target and "kill" not in target:
+                # One order of a table is enough.
+                target = re.sub(r"&[\w.]*(sort|desc|pageSize|page)=[^&]*", "", target)
+                if target not in seen:
+                    seen.add(target)
+                    left.append(target)
+
+
+def get(url: str) -> str:
+    with urlopen(url, timeout=30) as reply:
+        return str(reply.read().decode(errors="replace"))
