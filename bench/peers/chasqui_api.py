@@ -26,8 +26,10 @@ class ChasquiApi(Peer):
         await self._queue.add("welcome", data, **self._options)
 
     async def add_bulk(self, every: list[Data]) -> None:
-        options = self._options
-        await self._queue.add_bulk([{"name": "welcome", "data": data, **options} for data in every])
+        jobs: list[Data] = [{"name": "welcome", "data": data} for data in every]
+        if self._options:
+            jobs = [{**job, **self._options} for job in jobs]
+        await self._queue.add_bulk(jobs)
 
     async def add_mixed(self, every: list[Data]) -> None:
         number = next(self._numbers)
