@@ -1,0 +1,256 @@
+"""`python -m tests.chaos --report`: puts what was measured into docs/reliability.md.
+
+What stands between `<!-- NAME: generated -->` and `<!-- end -->` comes from the results in
+tests/chaos/results and tests/faults; the rest of the page is written by hand.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "reliability.md"
+FAULTS = ROOT / "tests" / "faults" / "results.json"
+SERVERS = ("redis-8.6", "redis-6.2", "valkey-9")
+
+_SECTION = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write() -> None:
+    """Bring the page up to date."""
+    PAGE.write_text(render(PAGE.read_text()))
+
+
+def render(page: str) -> str:
+    """The page with every generated section made anew."""
+    return _SECTION.sub(lambda found: found[1] + SECTIONS[found[2]]() + found[3], page)
+
+
+# ── Chaos ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def chaos() -> str:
+    """One row for each run."""
+    rows = []
+    for told in _runs("chaos-"):
+        rows.append(
+            [
+                f"{told['server']} ({told['versions']['server']})",
+                str(told["seed"]),
+                f"{told['jobs']:,}",
+                f"{sum(told['faults'].values())} of {len(told['faults'])} kinds",
+                *_verdict(told),
+                f"{told['extra_runs']:,} of {told['extra_bound']:,}",
+                _times(told["taken_over_s"]),
+                _times(told["resumed_s"]),
+                f"{_most(told, 'rss_mb')} MB, {_most(told, 'fds')} files",
+            ]
+        )
+    head = ["server", "seed", "jobs", "faults", "lost", "unexpected", "stuck", "without cause",
+            "extra runs of those allowed", "begun elsewhere, p50 / p99 / max",
+            "next job done, p50 / p99 / max", "worker, start → end"]  # fmt: skip
+    return _table(head, rows)
+
+
+def kinds() -> str:
+    """How often each kind of fault struck in all runs of the table above."""
+    runs = _runs("chaos-")
+    names = sorted({kind for told in runs for kind in told["faults"]})
+    rows = [[name, str(sum(told["faults"].get(name, 0) for told in runs))] for name in names]
+    return _table(["fault", "times"], rows)
+
+
+def commands() -> str:
+    """What repeats each run."""
+    prefixes = ("chaos-", "peer-", "figure-")
+    lines = [told["command"] for prefix in prefixes for told in _runs(prefix)]
+    return "\n" + "\n".join(f"    {line}" for line in lines) + "\n\n"
+
+
+def peers() -> str:
+    """One row for each queue."""
+    rows, notes = [], []
+    for told in sorted(_runs("peer-"), key=lambda told: told["subject"] != "chasqui"):
+        if "missing" in told:
+            rows.append([told["title"], "not measured: " + told["missing"], *[""] * 9])
+            continue
+        versions = {k: v for k, v in told["versions"].items() if k != "server"}
+        rows.append(
+            [
+                f"{told['title']} {', '.join(versions.values())}",
+                f"{told['confirmed']:,}",
+                f"{told['unknown'] + told['refused']:,}",
+                str(told["lost"]),
+                str(told["stuck"]),
+                f"{told['extra_runs']:,}",
+                f"{told['overlapping']:,}",
+                str(told["deaths"]),
+                _times(told["taken_over_s"]),
+                _times(told["resumed_s"]),
+                f"{told['seconds']:.0f} s",
+            ]
+        )
+        notes.append(f"- {told['title']}: {told['settings']}")
+    head = ["queue", "confirmed", "not confirmed", "lost", "stuck", "extra runs", "at once in two",
+            "workers that ended", "begun elsewhere, p50 / p99 / max",
+            "next job done, p50 / p99 / max", "took"]  # fmt: skip
+    return _table(head, rows) + "\n".join(notes) + "\n\n"
+
+
+# ── Durability, faults, figures ─────────────────────────────────────────────────────────────────
+
+
+def durability() -> str:
+    """What crashes cost, by the server's settings."""
+    told = _read(RESULTS / "durability.json")
+    rows = []
+    for server, modes in (told or {}).items():
+        for mode, crashes in modes.items():
+            row = [server, mode]
+            for crash in ("kill -9", "power cut"):
+                cell = crashes[crash]
+                if "missing" in cell:
+                    row += ["not there", ""]
+                    continue
+                within = f", the last {cell['window_s']} s" if cell["lost"] else ""
+                row += [f"{cell['lost']:,} of {cell['confirmed']:,}{within}",
+                        f"{cell['back']:,} of {cell['done']:,}"]  # fmt: skip
+            rows.append(row)
+    head = [
+        "server",
+        "settings",
+        "lost by kill -9",
+        "run again",
+        "lost by a power cut",
+        "run again",
+    ]
+    return _table(head, rows)
+
+
+def faults() -> str:
+    """Each fault of the catalogue on each server."""
+    told = _read(FAULTS)
+    if told is None:
+        return "\nThe catalogue has not been run: `make faults`.\n\n"
+    servers = [name for name in (*SERVERS, *sorted(set(told) - set(SERVERS))) if name in told]
+    rows = [
+        [str(number), entry.title, entry.right]
+        + [told[server].get(str(number), "").partition(":")[0] for server in servers]
+        for number, entry in CATALOGUE.items()
+    ]
+    return _table(["#", "fault", "what is right", *servers], rows)
+
+
+def figures() -> str:
+    """The figures that are owed, each with what was found."""
+    rows = []
+    for figure in _read(RESULTS / "figures.json") or ():
+        try:
+            found = figure.get("found") or FOUND[figure["id"]]()
+        except FileNotFoundError:
+            found = "not measured yet"
+        rows.append([figure["id"], figure["owed"], figure["state"], found, figure["shown_by"]])
+    return _table(["", "owed", "", "found", "shown by"], rows)
+
+
+def _found_chaos() -> str:
+    runs = _runs("chaos-")
+    jobs, struck = sum(r["jobs"] for r in runs), sum(sum(r["faults"].values()) for r in runs)
+    wrong = sum(r["lost"] + r["unexpected"] + r["stuck"] for r in runs)
+    largest = max(runs, key=lambda run: run["jobs"])
+    return (
+        f"{jobs:,} jobs and {struck} faults in {len(runs)} runs, the largest of "
+        f"{largest['jobs']:,} jobs and {sum(largest['faults'].values())} faults: {wrong} lost, "
+        "unexpected or stuck"
+    )
+
+
+def _found_faults() -> str:
+    told = _read(FAULTS)
+    if told is None:
+        return "the catalogue has not been run"
+    seen: dict[str, set[str]] = {}
+    for outcomes in told.values():
+        for number, outcome in outcomes.items():
+            seen.setdefault(number, set()).add(outcome.partition(":")[0])
+    passed = sum("passed" in found and "failed" not in found for found in seen.values())
+    failed = sum("failed" in found for found in seen.values())
+    return f"{passed} of {len(CATALOGUE)} pass, {failed} fail, the rest has no test that ran"
+
+
+def _found_restarts() -> str:
+    told = _measured("G4")
+    restarts = 4 * sum(told["faults"].values())
+    return f"{restarts} restarts under {told['jobs']:,} jobs: {told['extra_runs']} extra runs"
+
+
+def _found_takeover() -> str:
+    told = _measured("G5")
+    found = told["taken_over_s"]
+    return (
+        f"p99 {found['p99']:.1f} s, at most {found['max']:.1f} s, of {found['count']:,} jobs; "
+        f"lease {told['lease_ms'] / 1000:g} s"
+    )
+
+
+def _found_reconnect() -> str:
+    told = _measured("G7")
+    found = told["resumed_s"]
+    return (
+        f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, at most {found['max']:.2f} s after "
+        f"{sum(told['faults'].values())} crashes of the server; consuming after each"
+    )
+
+
+#: Figures that are worked out from results.
+FOUND: dict[str, Callable[[], str]] = {
+    "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,
+    "G7": _found_reconnect,
+}  # fmt: skip
+SECTIONS: dict[str, Callable[[], str]] = {
+    "chaos": chaos, "kinds": kinds, "commands": commands, "peers": peers,
+    "durability": durability, "faults": faults, "figures": figures,
+}  # fmt: skip
+
+
+# ── Helpers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _runs(prefix: str) -> list[dict[str, Any]]:
+    """The results whose file name begins so, the largest run first."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{prefix}*.json"))]
+    return sorted(found, key=lambda told: -told.get("jobs", 0))
+
+
+def _measured(figure: str) -> dict[str, Any]:
+    """The run that was made for a figure."""
+    told: dict[str, Any] = json.loads((RESULTS / f"figure-{figure}.json").read_text())
+    return told
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _verdict(told: dict[str, Any]) -> list[str]:
+    return [str(told[name]) for name in ("lost", "unexpected", "stuck", "uncaused")]
+
+
+def _times(found: dict[str, float]) -> str:
+    if not found:
+        return "none"
+    return " / ".join(f"{found[name]:.2f}" for name in ("p50", "p99", "max")) + " s"
+
+
+def _most(told: dict[str, Any], key: str) -> str:
+    return f"{max(told['before'][key]):.0f} → {max(told['after'][key]):.0f}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"

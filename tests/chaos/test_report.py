@@ -1,0 +1,68 @@
+"""The page about reliability: its generated parts come from the results, and from nothing else."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import report
+
+RUN = {
+    "subject": "chasqui", "title": "chasqui", "settings": "as it comes", "server": "redis-8.6",
+    "seed": 7, "lease_ms": 3000, "command": "python -m tests.chaos --seed 7", "jobs": 1000,
+    "confirmed": 990, "refused": 4, "unknown": 6, "recovered": 1, "lost": 0, "unexpected": 0,
+    "stuck": 0, "uncaused": 0, "extra_runs": 12, "extra_bound": 40, "overlapping": 3, "deaths": 2,
+    "faults": {"worker killed": 2, "link cut": 1}, "taken_over_s": {},
+    "resumed_s": {"count": 3, "p50": 0.1, "p99": 0.25, "max": 0.25},
+    "before": {"rss_mb": [40.0], "fds": [17]}, "after": {"rss_mb": [41.0], "fds": [18]},
+    "seconds": 9.0, "versions": {"chasqui": "1.0", "server": "8.6.4"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of results, empty, in place of ours."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "FAULTS", tmp_path / "faults.json")
+    return tmp_path
+
+
+def test_every_section_of_the_page_is_known_and_every_known_one_is_there() -> None:
+    names = re.findall(r"<!-- (\w+): generated -->", report.PAGE.read_text())
+    assert sorted(names) == sorted(report.SECTIONS)
+
+
+def test_what_is_written_by_hand_stays_and_what_is_generated_is_replaced(results: Path) -> None:
+    (results / "chaos-a.json").write_text(json.dumps(RUN))
+    page = "Before.\n<!-- chaos: generated -->\nold\n<!-- end -->\nAfter.\n"
+    new = report.render(page)
+    assert new.startswith("Before.\n<!-- chaos: generated -->\n")
+    assert new.endswith("<!-- end -->\nAfter.\n")
+    assert "old" not in new
+    assert "| redis-8.6 (8.6.4) | 7 | 1,000 | 3 of 2 kinds | 0 | 0 | 0 | 0 | 12 of 40 |" in new
+    assert report.render(new) == new
+
+
+def test_a_queue_that_could_not_be_set_up_is_told(results: Path) -> None:
+    (results / "peer-arq.json").write_text(json.dumps({"subject": "arq", "title": "arq",
+                                                       "missing": "no index"}))  # fmt: skip
+    (results / "peer-chasqui.json").write_text(json.dumps(RUN))
+    ours, theirs = [row for row in report.peers().splitlines() if row.startswith("| ")][2:4]
+    assert ours.startswith("| chasqui 1.0 | 990 | 10 | 0 | 0 | 12 | 3 | 2 | none |")
+    assert theirs.startswith("| arq | not measured: no index |")
+
+
+def test_faults_are_shown_by_server(results: Path) -> None:
+    assert "has not been run" in report.faults()
+    told = {"valkey-9": {"1": "passed"}, "any server": {"2": "skipped: no disk"}}
+    (results / "faults.json").write_text(json.dumps(told))
+    rows = report.faults().splitlines()
+    assert rows[1].endswith("| valkey-9 | any server |")
+    assert rows[3].endswith("| passed |  |")
+    assert rows[4].endswith("|  | skipped |")
+
+
+def test_every_figure_has_something_to_tell() -> None:
+    ids = [figure["id"] for figure in json.loads((report.RESULTS / "figures.json").read_text())]
+    assert ids == [f"G{i}" for i in range(1, 18)]
