@@ -7,36 +7,31 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
-from chasqui.cli.output import at_ms, count, show_all
+from chasqui.cli.output import count, show_all
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_run import (
     SparkRun,
     events_of,
-    on_queue,
     say,
     server_facts,
     show_table,
     watch,
 )
+from chasqui.cli.spark_txn import txn_app
 from chasqui.errors import ChasquiError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
 )
 app.command()(demo)
-txn_app = typer.Typer(
-    help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
-)
 app.add_typer(txn_app, name="txn")
 
 Queues: TypeAlias = Annotated[
@@ -265,7 +260,7 @@ def report(
 @app.command()
 def triage(
     queue: Queues,
-    limit: Annotated[int, typer.Option(min=1, help="The most signatures.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most signatures.")] = 20,
     master: Master = None,
     conf: Conf = None,
     redis_url: RedisUrl = None,
@@ -290,8 +285,10 @@ def replay(
     signature: Annotated[
         str | None, typer.Option(help="Only those that triage shows under this signature.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The most jobs.")] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="The most jobs a second.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most jobs.")] = None,
+    rate: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The most jobs a second.")
+    ] = None,
     yes: Yes = False,
     master: Master = None,
     conf: Conf = None,
@@ -356,61 +353,3 @@ def export(
         df.write.format(kind).mode("errorifexists").save(path)
         rows = spark.session.read.format(kind).load(path).count()
     say({"rows": rows}, as_json, f"wrote {count(rows, 'row')} to {path}")
-
-
-# ── Writes that were recorded ───────────────────────────────────────────────────────────────────
-
-OneQueue: TypeAlias = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
-AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, as listed.")]
-
-
-@txn_app.command("list")
-def txn_list(queue: OneQueue, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
-    """List exactly-once writes into a queue, the unfinished ones with what they still hold.
-
-    Example: chasqui spark txn list --queue orders
-    """
-    from chasqui.spark import txn
-
-    with on_queue(queue, redis_url) as (connection, keys):
-        records = connection.run(txn.list_records(keys))
-    rows = [
-        (one.app_id, one.epoch, one.state, at_ms(one.at_s * 1000), one.jobs, one.left)
-        for one in records
-    ]
-    columns = ("id", "epoch", "state", "recorded", "jobs", "left")
-    show_all(columns, rows, as_json=as_json, nothing="no writes")
-
-
-@txn_app.command("resume")
-def txn_resume(queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None) -> None:
-    """Publish what an interrupted write had recorded.
-
-    Example: chasqui spark txn resume --queue orders orders-2026-01-31
-    """
-    from chasqui.spark.txn import Transaction
-
-    with on_queue(queue, redis_url) as (connection, keys):
-        moved = Transaction(connection, keys, app_id, max_backlog=2**53).resume()
-    print(f"published {count(moved, 'job')}")
-
-
-@txn_app.command("discard")
-def txn_discard(
-    queue: OneQueue, app_id: AppId, yes: Yes = False, redis_url: RedisUrl = None
-) -> None:
-    """Forget a write and drop what it has staged; what it has published stays.
-
-    Example: chasqui spark txn discard --queue orders orders-2026-01-31 --yes
-    """
-    from chasqui.spark import txn
-
-    with on_queue(queue, redis_url) as (connection, keys):
-        record = connection.run(txn.read_record(keys, app_id))
-        if record is None:
-            print("not found")
-            raise typer.Exit(1)
-        if yes:
-            txn.Transaction(connection, keys, app_id, max_backlog=1).discard()
-    left = count(record.left, "job")
-    print(f"dropped {left}" if yes else f"would drop {left}; add --yes to do it")
