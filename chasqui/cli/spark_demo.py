@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,9 +23,11 @@ from chasqui.worker import Worker
 
 _QUEUE: Final = "tour"
 _WORKERS: Final = 2
-#: With the handler's 10 ms, what the workers do in a second stays below what the events stream
-#: keeps, so that an archive every two seconds loses none.
+#: With the handler's 5 ms, what the workers do in a second stays below what the events stream
+#: keeps, so that an archive every second loses none.
 _SLOTS: Final = 40
+#: How often to say how far it is, where a line cannot be rewritten.
+_SAY_EVERY_S: Final = 10.0
 
 
 def worker() -> Worker:
@@ -32,7 +36,7 @@ def worker() -> Worker:
 
 
 async def _handle(job: Job) -> None:
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.005)
     number = job.data["n"]
     if number % 10_000 == 7:
         raise UnrecoverableError(f"order {number} has no customer '{job.data['customer']}'")
@@ -41,7 +45,7 @@ async def _handle(job: Job) -> None:
 
 
 def demo(
-    rows: Annotated[int, typer.Option(min=1000, help="Rows to enqueue.")] = 1_000_000,
+    rows: Annotated[int, typer.Option(min=1000, metavar="N", help="Rows to enqueue.")] = 1_000_000,
     html: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path(
         "chasqui-report.html"
     ),
@@ -77,32 +81,36 @@ class _Tour:
             _QUEUE,
             lake,
             follow_on=True,
-            interval_s=2,
+            interval_s=1,
             failOnDataLoss=False,
             maxOffsetsPerTrigger=100_000,
             **server,
         )
-        following.processAllAvailable()  # its processes are up before the first event comes
+        with _Progress("starting the archive", lambda: ""):
+            following.processAllAvailable()  # its processes are up before the first event comes
         dead = self._drain()
-        following.processAllAvailable()
-        following.stop()
-        events = read_archive(spark, lake).where(f"queue = '{_QUEUE}'")
-        kept = events.count()
+        with _Progress("archiving the last events", lambda: ""):
+            following.processAllAvailable()
+            following.stop()
+            events = read_archive(spark, lake).where(f"queue = '{_QUEUE}'")
+            kept = events.count()
         place = json.loads(following.lastProgress.sources[0].endOffset)[_QUEUE]
         lost = place["n"] - place["since"] - kept
-        self._tell(f"archived {kept:,} events, {lost:,} trimmed before they were read")
-        windows = rollup(events, "10 seconds")
-        completed = windows.agg({"completed": "sum"}).first()[0] or 0
-        self._tell(f"rolled up {windows.count():,} windows: {completed:,} completed")
+        _tell(f"archived {kept:,} events, {lost:,} trimmed before they were read")
+        with _Progress("rolling up", lambda: f"{kept:,} events"):
+            windows = rollup(events, "10 seconds").cache()
+            completed = windows.agg({"completed": "sum"}).first()[0] or 0
+        _tell(f"rolled up {windows.count():,} windows: {completed:,} completed")
         dlq = read(spark, "dlq", _QUEUE, **server)
-        html.write_text(page(gather(events, dlq)), encoding="utf-8")
-        self._tell(f"report: {html.resolve()}")
+        with _Progress("drawing the report", lambda: f"over {kept:,} events"):
+            html.write_text(page(gather(events, dlq)), encoding="utf-8")
+        _tell(f"report: {html.resolve()}")
         for row in triage(dlq).collect():
-            self._tell(f"triage: {row['failures']:,} x {row['masked_reason']}")
+            _tell(f"triage: {row['failures']:,} x {row['masked_reason']}")
         chosen = dlq.where("error like '%has no customer%'")
-        self._tell(f"replay: {replay(chosen, **server):,} dead jobs would be replayed")
+        _tell(f"replay: {replay(chosen, **server):,} dead jobs would be replayed")
         moved = replay(chosen, dry_run=False, **server)
-        self._tell(f"replay: {moved:,} were")
+        _tell(f"replay: {moved:,} were")
         if moved != dead:
             raise ChasquiError(f"the tour failed: {dead} jobs were dead and {moved} replayed")
         if not lost and completed != self._rows - dead:
@@ -114,40 +122,76 @@ class _Tour:
         from chasqui.spark import enqueue
 
         spark, path = self._spark.session, str(self._folder / "orders")
-        spark.range(self._rows).selectExpr(
-            "id as n", "concat('customer-', id % 997) as customer", "'order' as name"
-        ).write.parquet(path)
+        with _Progress("writing a data set", lambda: f"{self._rows:,} rows of Parquet"):
+            spark.range(self._rows).selectExpr(
+                "id as n", "concat('customer-', id % 997) as customer", "'order' as name"
+            ).write.parquet(path)
         started_s = time.perf_counter()
-        enqueue(spark.read.parquet(path), _QUEUE, maxBacklog=2 * self._rows, **self._spark.server)
+        with (
+            Queue(_QUEUE, redis_url=self._url) as queue,
+            _Progress("enqueueing", lambda: f"{queue.counts().waiting:,} jobs are in the queue"),
+        ):
+            orders = spark.read.parquet(path)
+            enqueue(orders, _QUEUE, maxBacklog=2 * self._rows, **self._spark.server)
         seconds = time.perf_counter() - started_s
         rate = self._rows / seconds
-        self._tell(f"enqueued {self._rows:,} rows exactly once in {seconds:.1f} s ({rate:,.0f}/s)")
+        _tell(f"enqueued {self._rows:,} rows exactly once in {seconds:.1f} s ({rate:,.0f}/s)")
 
     def _drain(self) -> int:
         """Let worker processes run all jobs; how many ended dead."""
         command = [sys.executable, "-m", "chasqui", "worker", f"{__name__}:worker"]
         command += ["--processes", str(_WORKERS), "--log-level", "error"]
         started_s = time.perf_counter()
-        with subprocess.Popen(command) as workers, Queue(_QUEUE, redis_url=self._url) as queue:
+        left = self._rows
+        with (
+            subprocess.Popen(command) as workers,
+            Queue(_QUEUE, redis_url=self._url) as queue,
+            _Progress("draining", lambda: f"{left:,} jobs left"),
+        ):
             try:
-                while True:
-                    counts = queue.counts()
-                    left = counts.waiting + counts.pending + counts.delayed
-                    if not left:
-                        break
+                while left:
                     if workers.poll() is not None:
                         raise ChasquiError("the tour failed: its workers ended")
-                    if sys.stderr.isatty():
-                        print(f"\r{left:>12,} jobs left", end="", file=sys.stderr, flush=True)
                     time.sleep(0.2)
+                    counts = queue.counts()
+                    left = counts.waiting + counts.pending + counts.delayed
             finally:
                 workers.terminate()
         seconds = time.perf_counter() - started_s
         rate = self._rows / seconds
-        self._tell(f"drained by {_WORKERS} worker processes in {seconds:.1f} s ({rate:,.0f}/s)")
+        _tell(f"drained by {_WORKERS} worker processes in {seconds:.1f} s ({rate:,.0f}/s)")
         return counts.dlq
 
-    @staticmethod
-    def _tell(text: str) -> None:
-        lead = "\r" if sys.stderr.isatty() else ""
-        print(f"{lead}{text}", flush=True)
+
+class _Progress:
+    """Says how far a step is while its block runs: in place on a screen, else every ten seconds."""
+
+    def __init__(self, what: str, how_far: Callable[[], str]) -> None:
+        self._what = what
+        self._how_far = how_far
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _run(self) -> None:
+        is_screen = sys.stderr.isatty()
+        started_s = time.monotonic()
+        while not self._over.wait(0.5 if is_screen else _SAY_EVERY_S):
+            seconds = time.monotonic() - started_s
+            line = f"{self._what} … {self._how_far()} ({seconds:.0f} s)"
+            if is_screen:
+                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)

@@ -17,8 +17,9 @@ from chasqui.keys import Keys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: The environment variable that carries the server's URL to Spark's processes.
-URL_VARIABLE: Final = "CHASQUI_SPARK_URL"
+#: The environment variable that carries the server's URL to Spark's processes. Executors get it as a
+#: setting, and what is called a secret is hidden on Spark's pages and in its logs.
+URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
 
 
 class SparkRun:
@@ -33,6 +34,8 @@ class SparkRun:
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
         self._conf.setdefault("spark.log.level", "ERROR")
+        if "urlEnv" in self.server:
+            self._conf.setdefault(f"spark.executorEnv.{URL_VARIABLE}", os.environ[URL_VARIABLE])
 
     def __enter__(self) -> "SparkRun":
         from chasqui.spark import session
