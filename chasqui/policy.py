@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chasqui._core.reply import ReplyError
+from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui._version import VERSION
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, ChasquiError, OutcomeUnknownError, UnreachableError
@@ -125,14 +125,15 @@ def refuse(request: Request, error: ReplyError) -> Answer:
 
 def is_final(error: Exception, *, was_connected: bool) -> bool:
     """Whether a failed dial ends the wait of those who need it, instead of another dial."""
-    if isinstance(error, AuthenticationError) or not isinstance(error, OSError | ChasquiError):
+    is_of_the_link = isinstance(error, OSError | ChasquiError | ProtocolError)
+    if isinstance(error, AuthenticationError) or not is_of_the_link:
         return True
     return not was_connected and not isinstance(error, NotReadyError)
 
 
 def dial_failure(endpoint: Endpoint, error: Exception) -> Exception:
     """What a caller gets when no link could be made."""
-    if isinstance(error, OSError) and not isinstance(error, ChasquiError):
+    if isinstance(error, OSError | ProtocolError) and not isinstance(error, ChasquiError):
         told = f": {error}" if str(error) else ""
         return UnreachableError(f"no connection to {endpoint}{told}")
     return error

@@ -115,7 +115,8 @@ def handshake(
             raise NotReadyError(reply.message, code=reply.code)
     if db and isinstance(rest[0], ReplyError):
         raise exception_for(rest[0])
-    known = [bool(info) for info in infos] if isinstance(infos, list) else [False, False]
+    known = [bool(info) for info in infos] if isinstance(infos, list) else []
+    known += [False, False]  # a server that answers anything else knows neither
     can_claim = probe_stream is not None and _took_claim(rest[-1])
     profile = ServerProfile(
         name,
@@ -180,7 +181,8 @@ def moved_to(error: ReplyError) -> tuple[str, int] | None:
     if len(words) < 3 or words[0] not in ("MOVED", "ASK"):
         return None
     host, _, port = words[2].rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return (host.strip("[]"), int(port)) if host and is_port else None
 
 
 def exception_for(error: ReplyError) -> ChasquiError:
@@ -229,8 +231,11 @@ def _took_claim(reply: Any) -> bool:
 
 def _from_hello(answer: Any) -> tuple[str, Version]:
     facts = answer if isinstance(answer, dict) else {}
-    name = facts.get(b"server", b"redis")
-    return name.decode(errors="replace"), _version(facts.get(b"version", b""))
+    name, version = facts.get(b"server"), facts.get(b"version")
+    return (
+        name.decode(errors="replace") if isinstance(name, bytes) else "redis",
+        _version(version if isinstance(version, bytes) else b""),
+    )
 
 
 def _from_info(reply: Any) -> tuple[str, Version]:

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from chasqui._core.reply import ReplyError
+from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, OutcomeUnknownError, ServerError, UnreachableError
 from chasqui.policy import Pace, dial_failure, is_final, loss, refuse
@@ -187,3 +187,16 @@ def test_the_proxy_finds_the_end_of_every_kind_of_frame() -> None:
         whole, rest = split(data[:cut])
         assert b"".join(whole) + rest == data[:cut]
         assert whole == frames[: len(whole)]
+
+
+@pytest.mark.fault(44)
+@pytest.mark.parametrize("port", ["0", "65536", "99999999999", "²", "-1", "x", ""])
+def test_a_redirection_to_no_port_names_no_node(port: str) -> None:
+    assert moved_to(ReplyError(f"MOVED 7 127.0.0.1:{port}")) is None
+
+
+@pytest.mark.fault(44)
+def test_a_greeting_that_is_no_resp_is_a_broken_link() -> None:
+    broken = ProtocolError("Protocol error, got '?'")
+    assert not is_final(broken, was_connected=True)
+    assert isinstance(dial_failure(Endpoint.parse("redis://h"), broken), UnreachableError)

@@ -1,0 +1,223 @@
+"""Servers that answer with anything at all, into clients that live: each next call is answered."""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from chasqui._core.entry import EntryBuilder
+from chasqui._core.reply import ReplyReader
+from chasqui.blocking import BlockingConnection
+from chasqui.connection import Connection
+from chasqui.errors import ChasquiError
+from chasqui.link import Link
+from chasqui.policy import Pace
+from chasqui.request import Effect, Request, commands
+from tests.core.memory import rss_bytes
+from tests.core.replies import builder_of, read_all, recordings
+from tests.crash.load import Seed
+from tests.faults.fake import FakeServer
+from tests.fuzz.corpus import Corpus
+from tests.fuzz.mutate import RESP, mutate
+
+#: What a client may hold more after any number of bad answers.
+GROWTH_BYTES = 64 << 20
+INPUTS = [5_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+
+#: Headers that announce more than there is or may be.
+BOMBS = [
+    b"$536870913\r\n",
+    b"$9223372036854775807\r\n",
+    b"*2147483647\r\n",
+    b"%2147483647\r\n",
+    b"*16777217\r\n",
+    b"*1\r\n" * 1025,
+    b"*-2\r\n",
+    b"|1000000\r\n",
+    b"+" + b"x" * 100_000,
+]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Dials are not spaced out: there would be thousands of pauses."""
+    monkeypatch.setattr(Pace, "wait_s", lambda self, now_s: 0.0)
+    caplog.set_level(logging.CRITICAL)
+
+
+class Garbage:
+    """Answers some commands with broken bytes, each once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        #: How many answers were broken.
+        self.given = 0
+        self._rng = rng
+        corpus = Corpus(rng)
+        self._pool = [corpus.reply() for _ in range(300)]
+        self._pool += [corpus.entries()[1:] for _ in range(300)]
+        self._next: bytes | None = None
+        self._at = b""
+
+    def arm(self) -> None:
+        """Let the next call, or a part of the next handshake, meet something new."""
+        chance = self._rng.random()
+        self._at = b"HELLO" if chance < 0.05 else b"COMMAND" if chance < 0.1 else b"call"
+        self._next = mutate(RESP, self._pool, self._rng)
+
+    def disarm(self) -> None:
+        self._next = None
+
+    def answer(self, words: list[bytes]) -> bytes | None:
+        if self._next is None or words[-1] == b"clean":
+            return None
+        is_call = words[0] in (b"ECHO", b"XRANGE")
+        if is_call and self._at != b"call":
+            return b""  # hang up, for a new handshake
+        if self._at != (b"call" if is_call else words[0]):
+            return None
+        garbage, self._next = self._next, None
+        self.given += 1
+        return garbage
+
+
+def calls(rng: random.Random) -> Request:
+    """A call that is read as plain values, or as entries."""
+    if rng.random() < 0.5:
+        return commands(("ECHO", "dirty"), effect=Effect.READ)
+    builder = EntryBuilder(rng.choice(["streams", "range", "autoclaim"]))
+    return commands(("XRANGE", "k", "-", "+"), effect=Effect.READ, builder=builder)
+
+
+def clean() -> Request:
+    return commands(("ECHO", "clean"), effect=Effect.READ)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def garbage() -> Iterator[tuple[Seed, Garbage, FakeServer]]:
+    seed = Seed()
+    source = Garbage(seed.random)
+    with FakeServer(source.answer) as server:
+        yield seed, source, server
+
+
+@pytest.mark.fault(44)
+@pytest.mark.parametrize("inputs", INPUTS)
+async def test_garbage_into_a_live_asyncio_connection(
+    garbage: tuple[Seed, Garbage, FakeServer], connect: Callable[..., Connection], inputs: int
+) -> None:
+    seed, source, server = garbage
+    server.hangs_up = True  # so that a frame that never ends costs no time
+    connection = connect(server.url, request_timeout_s=10)
+    before = rss_bytes()
+    for _ in range(inputs):
+        source.arm()
+        try:
+            await connection.submit(calls(seed.random))
+        except ChasquiError:
+            pass
+        finally:
+            source.disarm()
+        assert await connection.submit(clean()) == b"clean"
+    assert rss_bytes() - before < GROWTH_BYTES
+    assert source.given == inputs
+    await connection.close()
+
+
+@pytest.mark.fault(44)
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_garbage_into_a_live_blocking_connection(
+    garbage: tuple[Seed, Garbage, FakeServer],
+    connect_blocking: Callable[..., BlockingConnection],
+    inputs: int,
+) -> None:
+    seed, source, server = garbage
+    server.hangs_up = True
+    connection = connect_blocking(server.url, request_timeout_s=10)
+    before, files = rss_bytes(), open_files()
+    for _ in range(inputs):
+        source.arm()
+        try:
+            connection.call(calls(seed.random))
+        except ChasquiError:
+            pass
+        finally:
+            source.disarm()
+        assert connection.call(clean()) == b"clean"
+    assert rss_bytes() - before < GROWTH_BYTES
+    assert open_files() <= files + 20
+    assert source.given == inputs
+    connection.close()
+
+
+@pytest.mark.fault(44, control=True)
+async def test_a_link_that_is_kept_after_garbage_is_caught(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken answer, and all that come behind it, are no use to anybody."""
+    monkeypatch.setattr(Link, "abort", lambda self: None)
+    answers = iter([b"?what\r\n"])
+    with FakeServer(lambda words: next(answers, None) if words[0] == b"ECHO" else None) as server:
+        connection = connect(server.url, request_timeout_s=0.3)
+        first = asyncio.create_task(_answered(connection))
+        assert not await first
+        assert not await _answered(connection)
+
+
+async def _answered(connection: Connection) -> bool:
+    try:
+        return bool(await connection.submit(clean()) == b"clean")
+    except ChasquiError:
+        return False
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb[:12]))
+async def test_an_announcement_takes_no_memory(
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+    bomb: bytes,
+) -> None:
+    before = rss_bytes()
+    once = iter([bomb, bomb])
+    with FakeServer(lambda words: next(once, None) if words[-1] == b"dirty" else None) as server:
+        server.hangs_up = True
+        connection = connect(server.url)
+        blocking = connect_blocking(server.url)
+        request = ("ECHO", "dirty")
+        assert await connection.execute(*request, effect=Effect.READ) == b"dirty"
+        assert await asyncio.to_thread(blocking.execute, *request, effect=Effect.READ) == b"dirty"
+        assert await connection.submit(clean()) == b"clean"
+    assert rss_bytes() - before < GROWTH_BYTES
+
+
+@pytest.mark.fault(46, control=True)
+def test_memory_that_is_taken_on_a_word_is_caught() -> None:
+    before = rss_bytes()
+    taken = bytearray(2 * GROWTH_BYTES)
+    taken[::4096] = b"x" * len(taken[::4096])
+    assert rss_bytes() - before >= GROWTH_BYTES
+
+
+@pytest.mark.fault(45, control=True)
+def test_a_byte_lost_between_two_pieces_is_caught() -> None:
+    """The comparison of the recorded replies sees it in all of them."""
+    unseen = []
+    for recording in recordings():
+        whole = ReplyReader()
+        whole.feed(recording.data)
+        expected = read_all(whole, builder_of(recording.shape))
+        cut = len(recording.data) // 2
+        broken = ReplyReader()
+        broken.feed(recording.data[:cut])
+        found = read_all(broken, None if recording.shape is None else builder_of(recording.shape))
+        broken.feed(recording.data[cut + 1 :])
+        if found + read_all(broken, None) == expected:
+            unseen.append(recording.source)
+    assert unseen == []
