@@ -31,7 +31,7 @@ from chasqui.policy import (
     refuse,
 )
 from chasqui.request import Effect, Plan, Request, commands, first_error
-from chasqui.server import Answer, ServerProfile, exception_for, moved_to
+from chasqui.server import Answer, ServerProfile, answer_to, exception_for, moved_to
 
 logger = logging.getLogger(__name__)
 
@@ -338,6 +338,10 @@ class Connection:
     def _send_again(self, link: Link, request: Request, error: ReplyError) -> bool:
         """Whether the request goes on."""
         answer = refuse(request, error)
+        if answer_to(error) is Answer.REDIAL and link is self._link:
+            # Also where this request ends here: whoever comes next needs the right server.
+            self._node = moved_to(error)
+            self._retire_links()
         if answer is Answer.RAISE:
             return False
         if answer is Answer.LOAD:
@@ -349,9 +353,6 @@ class Connection:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         elif answer is Answer.REDIAL:
-            if link is self._link:
-                self._node = moved_to(error)
-                self._retire_links()
             if request.tries == 1:
                 self._enqueue(request)
             else:  # the next server says the same: give them time to settle
