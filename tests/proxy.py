@@ -289,10 +289,10 @@ class Proxy:
 
     def _send(self, sock: socket.socket, data: bytes, direction: str) -> bool:
         """Forward; False when the link is to be cut there."""
-        while len(data) > self.piece_bytes:
-            if not self._send(sock, data[: self.piece_bytes], direction):
+        while len(data) > (piece_bytes := self.piece_bytes):
+            if not self._send(sock, data[:piece_bytes], direction):
                 return False
-            data = data[self.piece_bytes :]
+            data = data[piece_bytes:]
         if self.delay_s:
             time.sleep(self.delay_s)
         with self._fact:

@@ -1,0 +1,244 @@
+"""Queues whose server changes: workers and producers follow, and what a replica had is there."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Job, Queue, server, sync
+from chasqui.errors import ChasquiError, ServerError
+from chasqui.keys import Keys
+from tests.integration.consuming.conftest import Running, until
+from tests.ledger import Census, audit
+from tests.servers import KINDS, Server
+from tests.servers.groups import Cluster, Watched, ask
+
+StartAt = Callable[..., Running]
+
+#: From 7.0 on sentinels can be told to look around more often than every 10 s.
+QUICK = ["redis-8.6", "valkey-9", pytest.param("redis-6.2", marks=pytest.mark.long)]
+
+
+async def fine(job: Job) -> None:
+    pass
+
+
+# ── Sentinel ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(10)
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", QUICK)
+async def test_a_primary_that_is_stopped_and_comes_back(
+    kind: str, queue_name: str, start_at: StartAt
+) -> None:
+    """Under a worker that waits for jobs and a producer that waits for the replica."""
+    added: list[int] = []
+    unknown: list[int] = []
+    done: list[int] = []
+
+    async def handler(job: Job) -> None:
+        done.append(job.data["n"])
+
+    with Watched(kind) as group:
+        running = start_at(group.url, handler, read_block_ms=5000)
+        async with Queue(queue_name, redis_url=group.url, durable="replica") as queue:
+
+            async def add() -> None:
+                number = len(added) + len(unknown)
+                try:
+                    await queue.add("n", {"n": number})
+                    added.append(number)
+                except ChasquiError:  # it may have reached the old primary only
+                    unknown.append(number)
+
+            await add()
+            await running.completed(1)
+            old = group.primary
+            os.kill(old.pid, signal.SIGSTOP)
+            try:
+
+                async def is_replaced() -> bool:
+                    return await asyncio.to_thread(lambda: group.primary) is not old
+
+                await until(is_replaced, "another one is the primary")
+            finally:
+                os.kill(old.pid, signal.SIGCONT)
+            count = len(added)
+            while len(added) < count + 5:
+                await add()
+
+            async def all_done() -> bool:
+                return set(added) <= set(done)
+
+            await until(all_done, "all that was confirmed is done")
+            await running.stop()
+        found = Census.take(group.primary.url, queue_name)
+        print(f"{len(unknown)} adds of unknown fate")
+        assert set(found.stream) <= set(unknown)
+    extra = [n for n in set(done) if done.count(n) > 1]
+    print(f"{len(extra)} ran again: their acks had not reached the replica")
+
+
+def lag(kind: str, private_server: Callable[..., Server], queue_name: str, durable: bool) -> None:
+    """A replica that is behind takes over: what was confirmed must be there."""
+    primary = private_server(kind, repl_diskless_sync_delay="0")
+    replica = private_server(kind)
+    confirmed = [0]
+    with redis_py.Redis.from_url(replica.url) as client:
+        client.replicaof("127.0.0.1", primary.port)
+        while client.info("replication")["master_link_status"] != "up":
+            client.ping()
+        options: dict[str, Any] = {"durable": "replica"} if durable else {}
+        with sync.Queue(queue_name, redis_url=primary.url, **options) as queue:
+            queue.add("n", {"n": 0})
+            client.replicaof("NO", "ONE")
+            with contextlib.suppress(ChasquiError):
+                queue.add("n", {"n": 1})
+                confirmed.append(1)
+    primary.kill()
+    found = audit(confirmed, [], Census.take(replica.url, queue_name), unknown=[1])
+    assert found.faults == {}
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_replica_confirmed_survives(
+    kind: str,
+    private_server: Callable[..., Server],
+    queue_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chasqui.adding.DURABLE_WAIT_MS", 500)
+    lag(kind, private_server, queue_name, durable=True)
+
+
+@pytest.mark.fault(10, control=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_did_not_confirm_may_be_lost(
+    kind: str, private_server: Callable[..., Server], queue_name: str
+) -> None:
+    with pytest.raises(AssertionError, match="lost"):
+        lag(kind, private_server, queue_name, durable=False)
+
+
+# ── Cluster ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    settings = {"appendonly": "yes", "appendfsync": "always"}
+    with Cluster(request.param, cluster_require_full_coverage="no", **settings) as group:
+        yield group
+
+
+@pytest.fixture
+async def queue(cluster: Cluster, queue_name: str) -> AsyncIterator[Queue]:
+    async with Queue(queue_name, redis_url=cluster.url) as queue:
+        yield queue
+
+
+def stream_of(queue_name: str) -> str:
+    return Keys(queue_name).stream.decode()
+
+
+@pytest.mark.fault(12)
+@pytest.mark.slow
+async def test_a_worker_follows_its_slot(
+    cluster: Cluster,
+    queue: Queue,
+    queue_name: str,
+    start_at: StartAt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its blocked read, not by chance; the scripts are not known where the slot goes."""
+    for period in ("RECLAIM_S", "SWEEP_S"):
+        monkeypatch.setattr(f"chasqui.consumer.reader.{period}", 1000.0)
+    stream = stream_of(queue_name)
+    running = start_at(cluster.url, fine, read_block_ms=2000)
+    done = 0
+    for _ in range(3):
+        await queue.add("n", 1)
+        await queue.add("n", 2, delay_ms=1)
+        done += 2
+        await running.completed(done)
+        source = cluster.owner(stream)
+        target = next(member for member in cluster.members if member is not source)
+        ask(target.port, "SCRIPT FLUSH")
+        await asyncio.to_thread(cluster.move, cluster.slot(stream), source, target)
+    await queue.add("n", 3)
+    await running.completed(done + 1)
+
+
+@pytest.mark.fault(12, control=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["MOVED", "ASK"])
+async def test_without_following_an_add_fails(
+    code: str, cluster: Cluster, queue: Queue, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(queue_name)
+    await queue.is_paused()
+    source = cluster.owner(stream)
+    target = next(member for member in cluster.members if member is not source)
+    slot = cluster.slot(stream)
+    monkeypatch.delitem(server._ANSWERS, code)
+    await asyncio.to_thread(cluster.start_move, slot, source, target)
+    if code == "MOVED":
+        await asyncio.to_thread(cluster.finish_move, slot, source, target)
+    try:
+        with pytest.raises(ServerError, match=code):
+            await queue.add("n", 1)
+    finally:
+        await asyncio.to_thread(cluster.finish_move, slot, source, target)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_node_that_is_lost_and_comes_back(
+    cluster: Cluster, queue: Queue, queue_name: str, start_at: StartAt
+) -> None:
+    """Queues of other nodes do not notice."""
+    lost = cluster.owner(stream_of(queue_name))
+    neighbour = next(
+        name
+        for name in (f"{queue_name}-{i}" for i in range(1000))
+        if cluster.owner(stream_of(name)) is not lost
+    )
+    running = start_at(cluster.url, fine)
+    await queue.add("n", 0)
+    await running.completed(1)
+    async with Queue(neighbour, redis_url=cluster.url) as other:
+        await other.add("n", 0)
+        await asyncio.to_thread(lost.kill)
+        adding = asyncio.ensure_future(queue.add("n", 1))
+        for n in range(50):
+            await other.add("n", n)
+        await asyncio.to_thread(lost.start)
+        await adding
+    await running.completed(2)
+    await asyncio.to_thread(cluster.wait_until_whole)
+
+
+@pytest.mark.fault(13, control=True)
+@pytest.mark.slow
+async def test_without_waiting_a_slot_without_a_node_fails_adds(
+    cluster: Cluster, queue: Queue, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(queue_name)
+    await queue.is_paused()
+    slot, owner = cluster.slot(stream), cluster.owner(stream)
+    monkeypatch.delitem(server._ANSWERS, "CLUSTERDOWN")
+    ask(owner.port, f"CLUSTER DELSLOTS {slot}")
+    try:
+        with pytest.raises(ServerError, match="CLUSTERDOWN"):
+            await queue.add("n", 1)
+    finally:
+        ask(owner.port, f"CLUSTER ADDSLOTS {slot}")
+        await asyncio.to_thread(cluster.wait_until_whole)

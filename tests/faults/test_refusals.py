@@ -1,0 +1,231 @@
+"""Servers that stand still, are busy, were demoted or say no: waited for, asked again, or told.
+
+Each of the scenes is played twice: as it is, and as a control with the one protection gone that
+it is about.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Job, Queue, server
+from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.errors import ServerError
+from chasqui.keys import Keys
+from tests.integration.consuming.conftest import Running, until
+from tests.proxy import Proxy
+from tests.servers import KINDS, Server
+from tests.servers.groups import ask
+
+StartAt = Callable[..., Running]
+
+
+async def fine(job: Job) -> None:
+    pass
+
+
+class Stage:
+    """A server of its own behind a proxy, with a queue and a worker that has run a job."""
+
+    def __init__(self, private: Server, proxy: Proxy, queue: Queue, running: Running) -> None:
+        self.private = private
+        self.proxy = proxy
+        self.queue = queue
+        self.running = running
+        self.done = 1
+
+    async def ask(self, command: str) -> str:
+        """Behind the product's back."""
+        return await asyncio.to_thread(ask, self.private.port, command)
+
+    async def run_one(self, **options: Any) -> None:
+        """Add a job and see that it is done."""
+        await self.queue.add("n", self.done, **options)
+        self.done += 1
+        await self.running.completed(self.done)
+
+
+@pytest.fixture(params=KINDS)
+async def stage(
+    request: pytest.FixtureRequest,
+    private_server: Callable[..., Server],
+    make_proxy: Callable[[str], Proxy],
+    queue_name: str,
+    start_at: StartAt,
+) -> AsyncIterator[Stage]:
+    allows = {} if request.param == "redis-6.2" else {"enable_debug_command": "yes"}
+    private = private_server(request.param, **allows)
+    proxy = make_proxy(private.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        running = start_at(proxy.url, fine)
+        await queue.add("n", 0)
+        await running.completed(1)
+        yield Stage(private, proxy, queue, running)
+
+
+# ── The scenes ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def demote(stage: Stage) -> None:
+    """The primary becomes a replica under open links, and a primary again."""
+    await stage.ask("REPLICAOF 127.0.0.1 1")
+    adding = asyncio.ensure_future(stage.run_one())
+    links = stage.proxy.accepted
+    try:
+        await unless_done(adding, lambda: stage.proxy.accepted > links)
+    finally:
+        await stage.ask("REPLICAOF NO ONE")
+    await adding
+
+
+async def keep_busy(stage: Stage) -> None:
+    """A script that does not end, while jobs are added and one falls due."""
+    await stage.ask("CONFIG SET lua-time-limit 1")
+    await stage.queue.add("n", "late", delay_ms=50)
+    endless = asyncio.ensure_future(stage.ask('EVAL "while true do end" 0'))
+
+    async def is_busy() -> bool:
+        return (await stage.ask("PING")).startswith("-BUSY")
+
+    await until(is_busy, "the server is busy")
+    adding = asyncio.ensure_future(stage.queue.add("n", stage.done))
+    try:
+        seen = len(stage.proxy.commands)
+        await unless_done(adding, lambda: len(stage.proxy.commands) > seen + 5)
+    finally:
+        await stage.ask("SCRIPT KILL")
+        await endless
+    await adding
+    stage.done += 2
+    await stage.running.completed(stage.done)
+
+
+async def flush_scripts(stage: Stage) -> None:
+    """The server forgets all scripts, over and over."""
+    for _ in range(5):
+        await stage.ask("SCRIPT FLUSH")
+        await stage.run_one()
+        await stage.ask("SCRIPT FLUSH")
+        await stage.run_one(delay_ms=1)
+
+
+async def unless_done(task: "asyncio.Future[Any]", fact: Callable[[], bool]) -> None:
+    """Return when a fact has become true, or when that makes no difference any more."""
+
+    async def is_so() -> bool:
+        return task.done() or fact()
+
+    await until(is_so, "the server is asked again")
+
+
+SCENES = [
+    pytest.param(demote, "READONLY", id="demoted", marks=pytest.mark.fault(11)),
+    pytest.param(keep_busy, "BUSY", id="busy", marks=pytest.mark.fault(20)),
+    pytest.param(flush_scripts, "NOSCRIPT", id="scripts flushed", marks=pytest.mark.fault(23)),
+]
+
+
+@pytest.mark.parametrize(("scene", "code"), SCENES)
+async def test_work_goes_on(
+    stage: Stage,
+    scene: Callable[[Stage], Awaitable[None]],
+    code: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    links = stage.proxy.accepted
+    await scene(stage)
+    await stage.run_one()
+    told = [record for record in caplog.records if record.levelname != "INFO"]
+    assert len(told) < 10, "said, but not in a storm"
+    assert stage.proxy.accepted - links < 20, "dialled, but not in a storm"
+
+
+@pytest.mark.fault(11, control=True)
+@pytest.mark.fault(20, control=True)
+@pytest.mark.fault(23, control=True)
+@pytest.mark.parametrize(("scene", "code"), [scene.values for scene in SCENES])
+async def test_without_its_answer_a_refusal_reaches_the_caller(
+    stage: Stage,
+    scene: Callable[[Stage], Awaitable[None]],
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(server._ANSWERS, code)
+    with pytest.raises(ServerError, match=code):
+        await scene(stage)
+
+
+# ── A server that stands still ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("how", ["CLIENT PAUSE 1500 WRITE", "DEBUG SLEEP 1.5"])
+async def test_a_server_that_stands_still_is_waited_for(
+    how: str, stage: Stage, start_at: StartAt
+) -> None:
+    """For less than a lease: nobody dials anew, and what runs is not run again."""
+    await _runs_once(stage, start_at, how, lease_ms=6000)
+
+
+@pytest.mark.fault(19, control=True)
+async def test_without_renewals_a_pause_is_a_second_run(
+    stage: Stage, start_at: StartAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat says that all is well, and does not ask."""
+
+    def pretend(heartbeat: Heartbeat) -> int:
+        heartbeat._holdings.renewed(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(Heartbeat, "run_once", pretend)
+    with pytest.raises(AssertionError, match="ran"):
+        await _runs_once(
+            stage, start_at, "CLIENT PAUSE 1500 WRITE", lease_ms=1000, until_run_twice=True
+        )
+
+
+async def _runs_once(
+    stage: Stage, start_at: StartAt, how: str, *, lease_ms: int, until_run_twice: bool = False
+) -> None:
+    """Two workers, five jobs that begin before a standstill and end after it."""
+    await stage.running.stop()
+    runs: Counter[int] = Counter()
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        runs[job.data] += 1
+        await gate.wait()
+
+    pair = [start_at(stage.proxy.url, handler, claim_min_idle_ms=lease_ms) for _ in range(2)]
+    await stage.queue.add_bulk([{"name": "n", "data": n} for n in range(5)])
+
+    async def all_run() -> bool:
+        return len(runs) == 5
+
+    await until(all_run, "all run")
+    links = stage.proxy.accepted
+    standing = asyncio.ensure_future(stage.ask(how))
+    await stage.queue.add("n", 5)  # answered when the server moves again
+    await standing
+
+    async def goes_on() -> bool:
+        return 5 in runs and (not until_run_twice or max(runs.values()) > 1)
+
+    await until(goes_on, "work goes on")
+    gate.set()
+    keys = Keys(stage.queue.name)
+    with redis_py.Redis.from_url(stage.private.url) as client:
+
+        async def is_empty() -> bool:
+            return client.xlen(keys.stream) == 0
+
+        await until(is_empty, "all is acknowledged")
+    assert sum(one.metrics.jobs_completed for one in pair) >= 6
+    assert set(runs.values()) == {1}, f"some ran twice: {runs}"
+    # Heartbeats and promoters may have been about to make their first one.
+    assert stage.proxy.accepted <= links + 4, "no link was given up"
