@@ -81,9 +81,9 @@ class Conductor:
             self._step(time.monotonic() - start_s, per_s)
             if before is None and {w.who for w in stage.workers} <= self._tally.finishers:
                 before = Usage.of(stage)
+        hang = self._settle()
         for worker in stage.workers:
             worker.wait_until_up(START_S)
-        hang = self._settle()
         self._stop.set()
         for thread in self._threads:
             thread.join()
