@@ -54,8 +54,8 @@ def fill(url: str, count: int, seed: int) -> None:
             with client.pipeline(transaction=False) as pipe:
                 for n in range(start, min(start + BATCH, count)):
                     good = envelope(n)
-                    pipe.xadd(stream, {ENVELOPE: good, NAME: b"work"})  # type: ignore[dict-item]
-                    pipe.xadd(stream, BROKEN[n % len(BROKEN)](luck, good))  # type: ignore[arg-type]
+                    pipe.xadd(stream, {ENVELOPE: good, NAME: b"work"})
+                    pipe.xadd(stream, BROKEN[n % len(BROKEN)](luck, good))
                 pipe.execute()
 
 
