@@ -8,14 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import typer
-
-from chasqui.cli import app, logs
-from chasqui.errors import ChasquiError, NotSupportedError
-
-#: The base of what typer raises for a wrong command line; it has moved between its versions.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
 
 def main() -> None:
     """The console script."""
@@ -24,11 +16,25 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # while it was loading, which takes a moment
+        return _fail(130, "interrupted")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    import typer
+
+    from chasqui.cli import app, logs
+    from chasqui.errors import ChasquiError, NotSupportedError
+
+    # The base of what typer raises for a wrong command line; it has moved between its versions.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]
     logs.configure_briefly()
     try:
         code = app(list(arguments), prog_name="chasqui", standalone_mode=False)
         sys.stdout.flush()
-    except _UsageError as error:
+    except usage_error as error:
         return _fail(2, getattr(error, "format_message", error.__str__)())
     except (ValueError, NotSupportedError) as error:
         return _fail(2, str(error))
@@ -38,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return _fail(1, str(error))
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return _fail(130, "interrupted")
     return code if isinstance(code, int) else 0
 

@@ -83,7 +83,9 @@ def peek(
         )
         for job in found
     ]
-    show_all(columns, rows, as_json=as_json, nothing="no dead jobs")
+    # The id begins with the time, and `show` has all of it.
+    spare = ("dead since", "source id")
+    show_all(columns, rows, as_json=as_json, nothing="no dead jobs", spare=spare)
     if found and not as_json:
         print()
         _histogram("reason", (job.reason for job in found))

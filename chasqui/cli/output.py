@@ -26,9 +26,17 @@ def show(record: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def show_all(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool, nothing: str
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    as_json: bool,
+    nothing: str,
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print many things of a kind: a row each, or `nothing` if there are none."""
+    """Print many things of a kind: a row each, or `nothing` if there are none.
+
+    `spare` are columns that a terminal does without, for it has 80 of its own.
+    """
     rows = list(rows)
     if as_json:
         names = [column.replace(" ", "_") for column in columns]
@@ -36,7 +44,8 @@ def show_all(
     elif not rows:
         print(nothing)
     elif sys.stdout.isatty():
-        _print_table(columns, rows)
+        kept = [i for i, column in enumerate(columns) if column not in spare]
+        _print_table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
     else:
         print("\t".join(columns))
         for row in rows:
@@ -84,10 +93,10 @@ def at_ms(unix_ms: int) -> datetime:
 
 
 def count(number: int, what: str) -> str:
-    """`1 job`, `2 jobs`, `3 entries`."""
+    """`1 job`, `2 jobs`, `3 entries`, `4 keys`."""
     if number == 1:
         return f"1 {what}"
-    return f"{number:,} {what[:-1] + 'ies' if what.endswith('y') else what + 's'}"
+    return f"{number:,} {what[:-1] + 'ies' if what.endswith('ry') else what + 's'}"
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -99,7 +108,12 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         is_number = all(isinstance(row[i], int) for row in rows)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=all(isinstance(row[i], datetime) for row in rows),
+        )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
     Console(highlight=False).print(table)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from tests.cli.conftest import Chasqui
+from tests.cli.conftest import Chasqui, run_in_terminal
+from tests.servers import Server
 
 
 def test_peek_lists_the_dead_and_counts_their_reasons(
@@ -18,6 +19,19 @@ def test_peek_lists_the_dead_and_counts_their_reasons(
     (row,) = chasqui("dlq", "peek", queue_name, "--name", "mail", "--json").json
     assert (row["dlq_id"], row["source_id"], row["job_id"]) == (first, "5-0", "id-mail")
     assert chasqui("dlq", "peek", queue_name, "--until", "1h").out == "no dead jobs\n"
+
+
+def test_peek_in_a_terminal_leaves_ids_whole(
+    valkey_9: Server, queue_name: str, bury: Callable[..., str]
+) -> None:
+    error = "ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 25)"
+    dlq_id = bury("welcome-mail", {"to": "ada"}, "retries_exhausted", error=error)
+    shown = run_in_terminal("dlq", "peek", queue_name, url=valkey_9.url).out
+    header, row, *_ = shown.splitlines()
+    assert header.split("  ")[0] == "dlq id"
+    assert row.split()[0] == dlq_id
+    assert "welcome-mail  id-welcome-mail  " in row
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_show_tells_everything_about_one(

@@ -1,6 +1,7 @@
 """`add`, `inspect`, `queues`, `delayed`, `repeatable`, `pause`, `resume`, `obliterate`."""
 
 import json
+import re
 from pathlib import Path
 
 import redis
@@ -150,7 +151,8 @@ def test_obliterate_needs_yes_and_force(
     ran = chasqui("obliterate", queue_name, "--force")
     assert ran.out.startswith(f"would delete queue {queue_name}: 1 waiting")
     assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1
-    assert chasqui("obliterate", queue_name, "--force", "--yes").out.startswith("deleted ")
+    deleted = chasqui("obliterate", queue_name, "--force", "--yes").out
+    assert re.fullmatch(rf"deleted (1 key|\d+ keys) of queue {queue_name}\n", deleted)
     with redis.Redis.from_url(valkey_9.url) as client:
         assert list(client.scan_iter(Keys(queue_name).pattern, 10_000)) == []
 

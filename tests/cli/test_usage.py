@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,20 @@ def test_mistake_is_one_sentence_and_exit_code_2(
 def test_mistake_of_a_process_is_one_sentence_and_exit_code_2() -> None:
     ran = run("inspect", "no{braces}")
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+
+
+def test_interrupt_while_it_loads_is_one_sentence() -> None:
+    program = (
+        "import builtins, sys, chasqui.__main__ as command_line\n"
+        "load = builtins.__import__\n"
+        "def interrupt(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return load(name, *rest)\n"
+        "builtins.__import__ = interrupt\n"
+        "sys.exit(command_line.run(['inspect', 'q']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "chasqui: interrupted\n")
 
 
 def test_missing_file_is_one_sentence() -> None:

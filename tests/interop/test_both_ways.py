@@ -1,7 +1,8 @@
 """One queue, two implementations: what one adds, the other runs, lists, cancels and replays."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import redis as redis_py
 from chasqui.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from tests.servers import Server
 
 Peer = Callable[[str], Any]
 DATA = {"to": "ada", "n": [1, -5, 2.5, None, True], "ü": "ä" * 300}
@@ -44,6 +46,37 @@ async def test_its_worker_runs_what_we_add(queue: Queue, peer: Peer):
     assert await jobs[0].wait_for_result(timeout=1) == {"done": DATA}
     counts = await queue.counts()
     assert (counts.waiting, counts.pending, counts.delayed) == (0, 0, 0)
+
+
+class Tracing:
+    """Makes no spans, and carries a context all the same."""
+
+    CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    @contextmanager
+    def sending(self, queue: str, job_ids: Sequence[str]) -> Iterator[str]:
+        yield self.CONTEXT
+
+    @contextmanager
+    def processing(self, *arguments: Any) -> Iterator[str]:
+        yield self.CONTEXT
+
+
+async def test_its_worker_runs_what_is_traced(
+    queue: Queue, redis_86: Server, queue_name: str, peer: Peer
+):
+    async with Queue(queue_name, redis_url=redis_86.url, tracing=Tracing()) as traced:
+        jobs = [
+            await traced.add("mail", DATA),
+            await traced.add("", 5),
+            await traced.add("later", 6, delay_ms=30),
+            await traced.add("mail", 7, job_id="mine"),
+        ]
+    with redis_py.Redis.from_url(redis_86.url) as redis:
+        fields = [entry for _, entry in redis.xrange(Keys(queue_name).stream)]
+    assert {entry[b"traceparent"].decode() for entry in fields} == {Tracing.CONTEXT}
+    seen = peer(f"work({len(jobs)})")
+    assert sorted(one[:3] for one in seen) == sorted([job.id, job.name, job.data] for job in jobs)
 
 
 async def test_it_honours_the_limits_of_our_jobs(queue: Queue, peer: Peer):
