@@ -6,6 +6,7 @@ An add is confirmed by its return; where the AOF is synced once a second, by tha
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,12 @@ def disk_server(shim: Path, kind: str) -> Iterator[Callable[..., DiskServer]]:
         server.close()
 
 
-def add(fleet: Fleet, name: str = "quick", **options: object) -> list[int]:
+def add(fleet: Fleet, **options: Any) -> list[int]:
     """Add jobs through a queue of its own; their numbers."""
     first = len(fleet.added)
     numbers = list(range(first, first + COUNT))
     with sync.Queue(fleet.queue_name, redis_url=fleet.url, **options) as queue:
-        queue.add_bulk([{"name": name, "data": {"n": n}} for n in numbers])
+        queue.add_bulk([{"name": "quick", "data": {"n": n}} for n in numbers])
     fleet.added += numbers
     return numbers
 

@@ -249,8 +249,8 @@ async def flood(connection: Connection, proxy: Proxy) -> None:
         return made == len(calls)
 
     await until(all_made, "all are under way")
-    assert connection._link is not None
-    held = connection._unsent_bytes + connection._link._transport.get_write_buffer_size()
+    transport: Any = connection._link and connection._link._transport
+    held = connection._unsent_bytes + transport.get_write_buffer_size()
     proxy.resume()
     await asyncio.gather(*calls)
     assert held <= 10 * 1024 * 1024

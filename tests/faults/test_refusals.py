@@ -222,7 +222,7 @@ async def _runs_once(
     with redis_py.Redis.from_url(stage.private.url) as client:
 
         async def is_empty() -> bool:
-            return client.xlen(keys.stream) == 0
+            return bool(client.xlen(keys.stream) == 0)
 
         await until(is_empty, "all is acknowledged")
     assert sum(one.metrics.jobs_completed for one in pair) >= 6

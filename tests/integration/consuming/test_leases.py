@@ -133,6 +133,7 @@ async def test_entries_in_hand_that_come_back_are_not_run_again(
     assert set(runs.values()) == {1}
 
 
+@pytest.mark.fault(5)
 async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
