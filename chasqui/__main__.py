@@ -24,7 +24,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
-    logs.configure()
+    logs.configure_briefly()
     try:
         code = app(list(arguments), prog_name="chasqui", standalone_mode=False)
         sys.stdout.flush()

@@ -218,6 +218,11 @@ def _refused(error: ReplyError) -> ChasquiError:
     sent, but for commands that it does not know: those never get here."""
     if answer_to(error) is Answer.WAIT:
         return NotReadyError(error.message, code=error.code)
+    if error.code == "NOAUTH":
+        return AuthenticationError(
+            "NOAUTH the server wants a password, and none was given: put it into the URL, as in "
+            "redis://:password@host or redis://user:password@host"
+        )
     # "ERR invalid password", and "ERR AUTH <password> called without any password configured".
     if "password" in error.message.lower():
         return AuthenticationError(error.message)

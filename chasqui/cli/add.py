@@ -34,14 +34,18 @@ def add(
             "backoff if need be. - reads standard input.",
         ),
     ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="With --from: leave out the first lines.")] = 0,
+    skip: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --from: leave out the first lines.")
+    ] = 0,
     delay: Annotated[
         int | None,
         typer.Option(parser=duration_ms, metavar="TIME", help="Run it later: 500ms, 10s, 5m, 2h."),
     ] = None,
     job_id: Annotated[
         str | None,
-        typer.Option("--id", help="Its id: a second job of the same id is not added."),
+        typer.Option(
+            "--id", metavar="ID", help="Its id: a second job of the same id is not added."
+        ),
     ] = None,
     unique_for: Annotated[
         int | None,

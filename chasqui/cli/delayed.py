@@ -17,13 +17,14 @@ app = typer.Typer(
     help="Jobs that wait for their time, retries included.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
 )
 
 
 @app.command("list")
 def list_(
     queue: QueueName,
-    limit: Annotated[int, typer.Option(min=1, help="The most jobs to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most jobs to show.")] = 20,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,12 +1,13 @@
 """`chasqui demo`: the main job on an embedded server, with its rates, checked at the end."""
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -15,14 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from chasqui import embedded
+from chasqui.cli import logs
 from chasqui.cli.bars import RateColumn
+from chasqui.cli.options import AsJson
+from chasqui.cli.output import show
+from chasqui.cli.run import on_queue
 from chasqui.cli.spark_run import report_of_run, spark_is_there
+from chasqui.config import Endpoint
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import BackoffSpec, Job
 from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
 from chasqui.queue import Queue
 from chasqui.worker import Worker
 
+#: Its queue on the private server.
 _QUEUE = "demo"
 #: Jobs in one call of add_bulk: its chunks are encoded while the server works on those before.
 _BULK = 10_000
@@ -81,13 +88,14 @@ class Board(Progress):
 
     note = ""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             RateColumn(),
-            console=Console(highlight=False),
+            console=console,
+            disable=console.quiet,
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -97,38 +105,64 @@ class Board(Progress):
 
 
 def demo(
-    jobs: Annotated[int, typer.Option(min=1000, help="Jobs to add in bulk.")] = 100_000,
+    jobs: Annotated[
+        int, typer.Option(min=1000, metavar="N", help="Jobs to add in bulk.")
+    ] = 100_000,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where Spark is installed: draw the run as a page."),
     ] = None,
+    redis_url: Annotated[
+        # Not the option of other commands: no variable may turn the demo loose on a real server.
+        str | None,
+        typer.Option(metavar="URL", help="Use this server, and a queue that is deleted after."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Add jobs to an embedded server, run them all with a worker, and show the rates.
 
     Some jobs fail once and are retried; one is beyond help, is dead-lettered and replayed.
-    Needs no Redis: it starts a private server, which is gone afterwards.
+    Needs no Redis: unless told otherwise it starts a private server, which is gone afterwards.
 
     Example: chasqui demo --jobs 1000000
     """
-    console = Console(highlight=False)
-    console.print(
-        "chasqui demo: a job queue on a private server, started now, gone when this ends.\n"
-    )
-    with embedded.start() as running:
-        asyncio.run(_demo(running.url, jobs, console))
-        if report is not None and spark_is_there():
-            console.print("\nSpark is installed: it reports on the events of this run …")
-            console.print(report_of_run(running.url, _QUEUE, report), soft_wrap=True)
+    logs.configure(log_level=logs.Level.error)  # that a job dies here is no warning
+    console = Console(highlight=False, quiet=as_json)
+    if redis_url is None:
+        console.print(
+            "chasqui demo: a job queue on a private server, started now, gone when this ends.\n"
+        )
+        with embedded.start() as running:
+            _show(running.url, _QUEUE, jobs, report, console, as_json)
+        return
+    queue_name = f"demo-{secrets.token_hex(4)}"
+    where = Endpoint.parse(redis_url)
+    console.print(f"chasqui demo: queue {queue_name} on {where}, deleted when this ends.\n")
+    try:
+        _show(redis_url, queue_name, jobs, report, console, as_json)
+    finally:
+        on_queue(queue_name, redis_url, lambda it: it.obliterate(force=True))
 
 
-async def _demo(url: str, jobs: int, console: Console) -> None:
+def _show(
+    url: str, queue_name: str, jobs: int, report: Path | None, console: Console, as_json: bool
+) -> None:
+    outcome = asyncio.run(_demo(url, queue_name, jobs, console))
+    if as_json:
+        show(outcome, as_json=True)
+    if report is not None and spark_is_there():
+        console.print("\nSpark is installed: it reports on the events of this run …")
+        console.print(report_of_run(url, queue_name, report), soft_wrap=True)
+
+
+async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[str, Any]:
     single, concurrent = jobs // 20, jobs // 5
     total = jobs + single + concurrent + 1
     ids: list[str] = []
     tally = Tally()
-    async with Queue(_QUEUE, redis_url=url) as queue:
+    async with Queue(queue_name, redis_url=url) as queue:
         await queue.counts()  # dials, so that no step is charged for it
-        with Board() as bar:
+        with Board(console) as bar:
             measured = [
                 await _measure(
                     bar,
@@ -152,6 +186,7 @@ async def _demo(url: str, jobs: int, console: Console) -> None:
             ids.append((await queue.add("doomed", {"number": -1})).id)
             measured.append(await _run_all(bar, url, queue, total, tally))
         counts = await queue.counts()
+    kept = ", and an append-only file was written" if queue_name == _QUEUE else ""
     console.print()
     console.print(_table(measured))
     _check(ids, tally.completed, counts.waiting + counts.pending + counts.delayed + counts.dlq)
@@ -160,10 +195,16 @@ async def _demo(url: str, jobs: int, console: Console) -> None:
         f"\n  {tally.retries:,} failed once and were retried;"
         f"\n  {tally.dead} was beyond help, went to the dead-letter queue, and was replayed from"
         "\n  there once its fault was mended."
-        "\nEvents were on, and an append-only file was written. A job waited"
+        f"\nEvents were on{kept}. A job waited"
         f"\n{tally.percentile(0.5):,} ms (p50) to {tally.percentile(0.99):,} ms (p99): all were"
         " there before the worker began.",
     )
+    return {
+        "steps": [{**asdict(one), "jobs_per_s": round(one.jobs / one.seconds)} for one in measured],
+        "completed": len(ids),
+        "retried": tally.retries,
+        "dead_and_replayed": tally.dead,
+    }
 
 
 async def _run_all(bar: Board, url: str, queue: Queue, total: int, tally: Tally) -> Measured:
@@ -183,7 +224,7 @@ async def _run_all(bar: Board, url: str, queue: Queue, total: int, tally: Tally)
         if len(tally.completed) == total:
             all_done.set()
 
-    worker = Worker(_QUEUE, handler, redis_url=url, metrics=tally)
+    worker = Worker(queue.name, handler, redis_url=url, metrics=tally)
     task = bar.add_task(_RUN, total=total)
     started_s, cpu_s = time.perf_counter(), time.process_time()
     running = asyncio.create_task(worker.run())

@@ -1,7 +1,7 @@
 """`chasqui dlq`: looking through the dead-letter queue, running jobs again, deleting them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
@@ -18,20 +18,26 @@ app = typer.Typer(
     help="Jobs that failed for good: the dead-letter queue.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
 )
 
 #: How many different names or errors `show` lists.
 _MOST_COMMON = 10
 
 Ids: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--id", help="Only this entry, by its DLQ id; may be repeated.")
+    list[str] | None,
+    typer.Option("--id", metavar="DLQ_ID", help="Only this entry, by its DLQ id; may be repeated."),
 ]
-Name: TypeAlias = Annotated[str | None, typer.Option(help="Only jobs of this name.")]
+Name: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only jobs of this name.")
+]
 Reason: TypeAlias = Annotated[
-    str | None, typer.Option(help="Only this reason: retries_exhausted, unrecoverable, …")
+    str | None,
+    typer.Option(metavar="TEXT", help="Only this reason: retries_exhausted, unrecoverable, …"),
 ]
 Error: TypeAlias = Annotated[
-    str | None, typer.Option(help="Only those whose error or detail holds this text.")
+    str | None,
+    typer.Option(metavar="TEXT", help="Only those whose error or detail holds this text."),
 ]
 Since: TypeAlias = Annotated[
     datetime | None,
@@ -40,7 +46,9 @@ Since: TypeAlias = Annotated[
 Until: TypeAlias = Annotated[
     datetime | None, typer.Option(parser=moment, metavar="WHEN", help="Dead until then.")
 ]
-Limit: TypeAlias = Annotated[int, typer.Option(min=1, help="The most entries, oldest first.")]
+Limit: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="The most entries, oldest first.")
+]
 
 
 @app.command()
@@ -128,13 +136,9 @@ def replay(
 
     Example: chasqui dlq replay emails --name digest --since 1d --yes
     """
-    selectors = _selectors(ids, name, reason, error, since, until)
-
-    async def deed(it: Queue) -> tuple[int, int]:
-        total = (await it.counts()).dlq
-        return await it.replay_dlq(limit, **selectors, dry_run=not yes), total
-
-    _report("replay", "replayed", on_queue(queue, redis_url, deed), yes, as_json)
+    chosen = _selectors(ids, name, reason, error, since, until)
+    done = on_queue(queue, redis_url, lambda it: _counted(it, it.replay_dlq, limit, chosen, yes))
+    _report("replay", "replayed", done, yes, as_json)
 
 
 @app.command()
@@ -157,13 +161,9 @@ def delete(
 
     Example: chasqui dlq delete emails --reason decode_failed --yes
     """
-    selectors = _selectors(ids, name, reason, error, since, until)
-
-    async def deed(it: Queue) -> tuple[int, int]:
-        total = (await it.counts()).dlq
-        return await it.delete_dlq(limit, **selectors, dry_run=not yes), total
-
-    _report("delete", "deleted", on_queue(queue, redis_url, deed), yes, as_json)
+    chosen = _selectors(ids, name, reason, error, since, until)
+    done = on_queue(queue, redis_url, lambda it: _counted(it, it.delete_dlq, limit, chosen, yes))
+    _report("delete", "deleted", done, yes, as_json)
 
 
 def _selectors(
@@ -240,6 +240,18 @@ def _whole(job: DeadJob) -> dict[str, Any]:
         "data": data,
         "traceback": job.traceback,
     }
+
+
+async def _counted(
+    queue: Queue,
+    deed: Callable[..., Awaitable[int]],
+    limit: int,
+    selectors: dict[str, Any],
+    yes: bool,
+) -> tuple[int, int]:
+    """How many dead jobs it was done to, or would be, and how many there were."""
+    total = (await queue.counts()).dlq
+    return await deed(limit, **selectors, dry_run=not yes), total
 
 
 def _report(verb: str, done: str, outcome: tuple[int, int], yes: bool, as_json: bool) -> None:

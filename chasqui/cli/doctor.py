@@ -37,7 +37,8 @@ class Finding:
 
 def doctor(
     queue: Annotated[
-        str, typer.Option(help="Whose keys the rights of the user are looked up for.")
+        str,
+        typer.Option(metavar="NAME", help="Whose keys the rights of the user are looked up for."),
     ] = "chasqui",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,

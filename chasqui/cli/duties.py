@@ -23,11 +23,13 @@ Queues: TypeAlias = Annotated[list[str], typer.Argument(metavar="QUEUE", help="T
 def promoter(
     queues: Queues,
     poll_interval_ms: Annotated[
-        int | None, typer.Option(min=1, help="How often to look for jobs that nobody rings for.")
+        int | None,
+        typer.Option(min=1, metavar="MS", help="How often to look for jobs that nobody rings for."),
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = logs.Level.info,
+    as_json: logs.JsonLog = False,
 ) -> None:
     """Move due jobs of queues to their workers, until SIGTERM or SIGINT.
 
@@ -35,7 +37,7 @@ def promoter(
 
     Example: chasqui promoter emails invoices
     """
-    logs.configure(log_format, log_level)
+    logs.configure(log_format, log_level, as_json)
     _run(
         "promoter",
         [Promoter(redis_url, name, poll_interval_ms=poll_interval_ms) for name in queues],
@@ -45,11 +47,13 @@ def promoter(
 def scheduler(
     queues: Queues,
     tick_interval_ms: Annotated[
-        int | None, typer.Option(min=1, help="How often to look for new repeatable jobs.")
+        int | None,
+        typer.Option(min=1, metavar="MS", help="How often to look for new repeatable jobs."),
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = logs.Level.info,
+    as_json: logs.JsonLog = False,
 ) -> None:
     """Fire repeatable jobs of queues, until SIGTERM or SIGINT.
 
@@ -57,7 +61,7 @@ def scheduler(
 
     Example: chasqui scheduler emails invoices
     """
-    logs.configure(log_format, log_level)
+    logs.configure(log_format, log_level, as_json)
     _run(
         "scheduler",
         [Scheduler(redis_url, name, tick_interval_ms=tick_interval_ms) for name in queues],

@@ -40,11 +40,16 @@ def events(
         bool, typer.Option(help="Wait for more. Without it: end with those that are there.")
     ] = True,
     names: Annotated[
-        list[str] | None, typer.Option("--name", help="Only of jobs of this name; may be repeated.")
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Only of jobs of this name; may be repeated."),
     ] = None,
     wanted: Annotated[
         list[str] | None,
-        typer.Option("--event", help="Only these: completed, failed, dlq, …; may be repeated."),
+        typer.Option(
+            "--event",
+            metavar="EVENT",
+            help="Only these: completed, failed, dlq, …; may be repeated.",
+        ),
     ] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,

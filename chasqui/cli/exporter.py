@@ -7,6 +7,7 @@ import typer
 
 from chasqui.cli import logs
 from chasqui.cli.options import Group, RedisUrl
+from chasqui.cli.output import tell_url
 from chasqui.cli.run import until_signal
 from chasqui.errors import NotSupportedError
 from chasqui.keys import DEFAULT_GROUP
@@ -14,14 +15,17 @@ from chasqui.keys import DEFAULT_GROUP
 
 def exporter(
     queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="Their names.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens.")] = 9465,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Where it listens.")
+    ] = 9465,
     address: Annotated[
-        str, typer.Option(help="0.0.0.0 for all interfaces; there is no password.")
+        str, typer.Option(metavar="HOST", help="0.0.0.0 for all interfaces; there is no password.")
     ] = "127.0.0.1",
     group: Group = DEFAULT_GROUP,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = logs.Level.info,
+    as_json: logs.JsonLog = False,
 ) -> None:
     """Serve what queues hold to Prometheus, until SIGTERM or SIGINT.
 
@@ -36,11 +40,11 @@ def exporter(
         raise NotSupportedError(
             "the exporter needs prometheus-client: pip install 'chasqui[prometheus]'"
         ) from None
-    logs.configure(log_format, log_level)
+    logs.configure(log_format, log_level, as_json)
 
     async def serve() -> None:
         with Exporter(queues, redis_url=redis_url, group=group) as running:
-            print(f"http://{address}:{running.serve(port, address)}/metrics", flush=True)
+            tell_url(f"http://{address}:{running.serve(port, address)}/metrics", as_json=as_json)
             await asyncio.Event().wait()
 
     until_signal(serve)

@@ -18,6 +18,7 @@ import typer
 BURST: Final = 5
 EVERY_S: Final = 10.0
 
+_ABOUT_SERVERS = logging.getLogger("chasqui.server")
 #: What a record has before anybody gave it fields of his own.
 _STANDARD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
 
@@ -35,13 +36,20 @@ class Level(enum.StrEnum):
 
 
 LogFormat: TypeAlias = Annotated[Format, typer.Option(help="How the log reads.")]
+JsonLog: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, the log included.")]
 LogLevel: TypeAlias = Annotated[Level, typer.Option(help="What is worth a line in the log.")]
 
 
-def configure(log_format: Format = Format.text, log_level: Level = Level.warning) -> None:
-    """Log to stderr from now on; of others' loggers only warnings. A second call replaces it."""
+def configure(
+    log_format: Format = Format.text, log_level: Level = Level.warning, as_json: bool = False
+) -> None:
+    """Log to stderr from now on; of others' loggers only warnings. A second call replaces it.
+
+    `as_json` is the short way to say Format.json.
+    """
     handler = _Handler()
-    handler.setFormatter(JsonFormatter() if log_format is Format.json else TextFormatter())
+    is_json = as_json or log_format is Format.json
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     handler.addFilter(RepeatFilter())
     root = logging.getLogger()
     for old in [one for one in root.handlers if isinstance(one, _Handler)]:
@@ -49,6 +57,14 @@ def configure(log_format: Format = Format.text, log_level: Level = Level.warning
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("chasqui").setLevel(log_level.upper())
+    _ABOUT_SERVERS.setLevel(logging.NOTSET)
+
+
+def configure_briefly() -> None:
+    """The same for a command that ends by itself: what it does not log is advice about the server,
+    for it would stand above the output of each command. `doctor` gives it."""
+    configure()
+    _ABOUT_SERVERS.setLevel(logging.ERROR)
 
 
 class TextFormatter(logging.Formatter):

@@ -56,19 +56,19 @@ RedisUrl: TypeAlias = Annotated[
     typer.Option(
         "--redis-url",
         envvar="CHASQUI_REDIS_URL",
+        show_envvar=False,
         callback=_or_of_root,
         metavar="URL",
-        help="The server. Default: $CHASQUI_URL, $REDIS_URL or redis://127.0.0.1:6379. "
-        "A password is safer there than on a command line, which others may list.",
+        help="The server. Default: $CHASQUI_URL, or the one on this machine.",
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Group: TypeAlias = Annotated[str, typer.Option(help="The consumer group.")]
+Group: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")]
 Yes: TypeAlias = Annotated[
     bool, typer.Option("--yes", "-y", help="Do it. Without it you only see what would be done.")
 ]
 Attempts: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="The most runs, the first one included.")
+    int | None, typer.Option(min=1, metavar="N", help="The most runs, the first one included.")
 ]
 Backoff: TypeAlias = Annotated[
     int | None,

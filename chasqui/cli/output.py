@@ -70,6 +70,14 @@ def print_json_line(value: Any) -> None:
     print(_json(value), flush=True)
 
 
+def tell_url(url: str, *, as_json: bool) -> None:
+    """Print where something can be reached from now on."""
+    if as_json:
+        print_json_line({"url": url})
+    else:
+        print(url, flush=True)
+
+
 def at_ms(unix_ms: int) -> datetime:
     """The moment of a time in Redis."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC)

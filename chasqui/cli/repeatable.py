@@ -26,7 +26,10 @@ from chasqui.repeatables import scored
 from chasqui.request import Effect, Plan, commands
 
 app = typer.Typer(
-    help="Jobs that fire again and again.", no_args_is_help=True, rich_markup_mode=None
+    help="Jobs that fire again and again.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 _COLUMNS = ("key", "job name", "pattern", "next fire", "limit", "missed fires")
@@ -35,7 +38,7 @@ _COLUMNS = ("key", "job name", "pattern", "next fire", "limit", "missed fires")
 @app.command("list")
 def list_(
     queue: QueueName,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most to show.")] = 100,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,20 +57,24 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which handler runs it.")],
     data: Annotated[str, typer.Argument(metavar="JSON", help="The jobs' data.")] = "null",
     cron: Annotated[
-        str | None, typer.Option(help="When: 5 fields, or 6 with leading seconds.")
+        str | None,
+        typer.Option(metavar="EXPRESSION", help="When: 5 fields, or 6 with leading seconds."),
     ] = None,
     tz: Annotated[
         str | None,
-        typer.Option(help="The time zone of --cron: Europe/Madrid, +02:00. Default UTC."),
+        typer.Option(
+            metavar="ZONE", help="The time zone of --cron: Europe/Madrid, +02:00. Default UTC."
+        ),
     ] = None,
     every: Annotated[
         int | None,
         typer.Option(parser=duration_ms, metavar="TIME", help="Or an interval: 500ms, 10s, 5m."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Its key; adding the same key again replaces it.")
+        str | None,
+        typer.Option(metavar="KEY", help="Its key; adding the same key again replaces it."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The most fires.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most fires.")] = None,
     missed: Annotated[
         str,
         typer.Option(
@@ -128,7 +135,7 @@ def remove(
 def next_(
     queue: QueueName,
     fires: Annotated[int, typer.Argument(metavar="N", min=1, help="How many.")] = 10,
-    key: Annotated[str | None, typer.Option(help="Only of this one.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only of this one.")] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -12,6 +12,8 @@ import typer
 
 from chasqui import embedded
 from chasqui.cli import logs
+from chasqui.cli.output import tell_url
+from chasqui.config import Endpoint
 from chasqui.errors import EmbeddedServerError
 
 
@@ -22,10 +24,19 @@ class _Stop(BaseException):
 def server(
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where it keeps its data. Default: nowhere, it is temporary."),
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Where it keeps its data. Default: nowhere, it is temporary.",
+        ),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The same as --dir DIR, as embedded:///DIR."),
     ] = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = logs.Level.info,
+    as_json: logs.JsonLog = False,
 ) -> None:
     """Run an embedded server until interrupted, and print its URL.
 
@@ -33,18 +44,30 @@ def server(
 
     Example: chasqui server --dir ./jobs
     """
-    logs.configure(log_format, log_level)
+    logs.configure(log_format, log_level, as_json)
+    if redis_url is not None:
+        directory = _directory(redis_url, directory)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
         with embedded.start(directory) as running, socket.socket(socket.AF_UNIX) as line:
             line.connect(os.fsencode(unquote(urlsplit(running.url).path)))
-            print(running.url, flush=True)
+            tell_url(running.url, as_json=as_json)
             line.recv(1)  # the server hangs up only when it ends
             log = running.directory / "server.log"
             raise EmbeddedServerError(f"the server ended; its log is {log}")
     except _Stop:
         pass
+
+
+def _directory(redis_url: str, directory: Path | None) -> Path | None:
+    """Where the server of this URL has its data."""
+    endpoint = Endpoint.parse(redis_url)
+    if endpoint.kind != "embedded":
+        raise ValueError("chasqui server runs embedded servers: the URL must be embedded:///DIR")
+    if directory is not None:
+        raise ValueError("either --dir or --redis-url, not both")
+    return None if endpoint.path is None else Path(endpoint.path)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -22,9 +22,12 @@ _WIDTH = 24
 
 def watch(
     queue: QueueName,
-    interval_ms: Annotated[int, typer.Option(min=10, help="From one look to the next.")] = 1000,
+    interval_ms: Annotated[
+        int, typer.Option(min=10, metavar="MS", help="From one look to the next.")
+    ] = 1000,
     times: Annotated[
-        int | None, typer.Option(min=1, help="End after so many looks. Default: never.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="End after so many looks. Default: never."),
     ] = None,
     redis_url: RedisUrl = None,
     group: Group = DEFAULT_GROUP,

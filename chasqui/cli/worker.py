@@ -23,11 +23,14 @@ def worker(
     processes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Run so many, each with its own slots, and replace those that die."
+            min=1,
+            metavar="N",
+            help="Run so many, each with its own slots, and replace those that die.",
         ),
     ] = None,
     max_jobs: Annotated[
-        int | None, typer.Option(min=1, help="Replace a process after about so many jobs.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Replace a process after about so many jobs."),
     ] = None,
     max_rss: Annotated[
         int | None,
@@ -45,6 +48,7 @@ def worker(
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = logs.Level.info,
+    as_json: logs.JsonLog = False,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain it.
 
@@ -61,7 +65,7 @@ def worker(
     """
     if redis_url is not None:
         os.environ["CHASQUI_URL"] = redis_url  # inherited by the processes, unlike an argument
-    prepare = functools.partial(logs.configure, log_format, log_level)
+    prepare = functools.partial(logs.configure, log_format, log_level, as_json)
     prepare()
     recycle = Recycle(max_jobs, None if max_rss is None else max_rss << 20)
     if processes is None and recycle == runner.NEVER:

@@ -209,4 +209,5 @@ class _Mover:
             try:
                 self._connection.call(request)
             except ChasquiError as error:
-                logger.warning("events could not be written: %s", error)
+                about = {"queue": self._keys.queue}
+                logger.warning("events could not be written: %s", error, extra=about)

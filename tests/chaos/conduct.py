@@ -82,6 +82,8 @@ class Conductor:
             if before is None and {w.who for w in stage.workers} <= self._tally.finishers:
                 before = Usage.of(stage)
         hang = self._settle()
+        for worker in stage.workers:
+            worker.wait_until_up(START_S)
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -53,6 +53,7 @@ def rolling_restart(scene: Scene) -> None:
         if scene.stop.is_set():
             return
         with scene.member(place) as worker:
+            worker.wait_until_up(DRAIN_S)
             worker.signal(signal.SIGTERM)
             code = worker.wait(DRAIN_S)
             if scene.stage.subject.is_ours and code != 0:
@@ -64,6 +65,7 @@ def rolling_restart(scene: Scene) -> None:
 @fault("second SIGTERM")
 def hasty_stop(scene: Scene) -> None:
     with scene.member(*scene.stage.workers) as worker:
+        worker.wait_until_up(DRAIN_S)
         worker.signal(signal.SIGSTOP)
         scene.may_repeat(worker)
         worker.signal(signal.SIGTERM)

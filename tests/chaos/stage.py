@@ -100,6 +100,13 @@ class Member:
                 start_new_session=True,
             )
 
+    def wait_until_up(self, limit_s: float) -> None:
+        """Return when the process has found the server: from then on it drains when it is told to.
+        One that never does is judged by what it does then."""
+        deadline_s = time.monotonic() + limit_s
+        while self.is_running and not self.link.open_links and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)

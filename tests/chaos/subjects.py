@@ -80,10 +80,10 @@ SUBJECTS: dict[str, Subject] = {
         _ours(),
         _broken(),
         _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",), "claim_min_idle_ms = lease"),
-        _peer("arq", "arq", "arq", ("arq",), "job_timeout = lease, max_tries = 1000"),
+        _peer("arq", "arq", "arq", ("arq",), "job_timeout = 10 s, max_tries = 1000"),
         _peer("saq", "SAQ", "saq", ("saq",), "timeout, heartbeat, sweep = lease, retries = 1000"),
         _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis"),
-              "idle_timeout = lease, acknowledged when executed"),
+              "idle_timeout and unacknowledged_lock_timeout = lease"),
         _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",),
               "lockDuration and stalledInterval = lease, maxStalledCount = 1000"),
     )

@@ -162,11 +162,3 @@ def test_log_that_repeats_itself_is_cut_short(monkeypatch: pytest.MonkeyPatch) -
         "chasqui: link 6 lost (and 3 like it before)",
         "chasqui: link 7 lost",
     ]
-
-
-def test_every_module_logs_under_its_own_name() -> None:
-    root = Path(logs.__file__).parent.parent
-    for path in root.rglob("*.py"):
-        for call in path.read_text().split("getLogger(")[1:]:
-            name = call.partition(")")[0]
-            assert name in ("__name__", "name", '"chasqui"', ""), f"{path.name}: {name}"

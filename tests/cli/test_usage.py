@@ -2,12 +2,16 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from typer.main import get_command
 
 from chasqui.cli import COMMANDS as MODULES
+from chasqui.cli import app
 from tests.cli.conftest import Chasqui, call, run, run_in_terminal
 from tests.servers import Server
 
@@ -30,6 +34,15 @@ CALLS = [
 #: Those that go on until they are told to end.
 LASTING = ["promoter q", "scheduler q", "watch q", "events q", "tail q id", "events q --from 0"]
 
+#: Those whose tests as processes have modules of their own, with what to find there.
+ELSEWHERE = {
+    "demo": ("test_servers.py", '"demo"'),
+    "server": ("test_servers.py", '"server"'),
+    "worker": ("test_duties.py", '"worker"'),
+    "exporter": ("../integration/test_prometheus.py", '"exporter"'),
+    "top": ("test_watching.py", '"top"'),
+}
+
 CANARY = "canary-3f9a"
 
 
@@ -44,13 +57,31 @@ def test_help_has_an_example_and_fits_the_screen(command: str) -> None:
     assert ran.code == 0
     assert f"Example: chasqui {command}" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
-    if command not in ("demo", "server"):
-        assert "--redis-url" in ran.out
+    assert "--redis-url URL" in ran.out
+    assert "--json" in ran.out
+    assert "env var" not in ran.out  # the default says it
     if command in ("worker", "promoter", "scheduler", "exporter", "server"):
         assert "--log-format" in ran.out
         assert "--log-level" in ran.out
-    elif command not in ("demo", "top"):
-        assert "--json" in ran.out
+
+
+def commands_of(command: Any, name: str = "") -> Iterator[str]:
+    """Every command that the program has, as it is typed."""
+    names = command.list_commands(None) if hasattr(command, "list_commands") else []
+    for one in names:
+        yield from commands_of(command.get_command(None, one), f"{name} {one}".strip())
+    if not names:
+        yield name
+
+
+def test_every_command_is_tested_here_or_where_spark_is() -> None:
+    found = [name for name in commands_of(get_command(app)) if name.split()[0] != "spark"]
+    assert sorted(found) == sorted(COMMANDS)
+    lines = (*CALLS, *LASTING)
+    for name in set(found) - ELSEWHERE.keys():
+        assert any(f"{line} ".startswith(f"{name} ") for line in lines), name
+    for name, (module, text) in ELSEWHERE.items():
+        assert text in (Path(__file__).parent / module).read_text(), name
 
 
 def test_help_lists_every_command_and_no_other() -> None:
@@ -73,21 +104,21 @@ def test_documentation_lists_every_command_and_no_other() -> None:
 
 @pytest.mark.parametrize("line", some_quick(CALLS))
 def test_runs_piped_and_in_a_terminal_of_80_columns(
-    valkey_9: Server, queue_name: str, line: str
+    server: Server, queue_name: str, line: str
 ) -> None:
     queue = queue_name[5:15]  # short, so that no sentence is longer than a line
     words = [queue if word == "q" else word for word in line.split()]
     stdin = "" if "--from" not in words else '{"name": "n", "data": 1}\n'
-    piped = run(*words, url=valkey_9.url, stdin=stdin)
+    piped = run(*words, url=server.url, stdin=stdin)
     assert piped.code in (0, 1)
     assert piped.out or "events" in words  # there are none
-    in_json = call(*words, "--json", url=valkey_9.url, stdin=stdin)
+    in_json = call(*words, "--json", url=server.url, stdin=stdin)
     assert in_json.code in (0, 1)
     assert all(json.loads(one) is not None for one in in_json.out.splitlines())
     assert "\x1b" not in piped.out
     assert "Traceback" not in piped.out + piped.err
     if not stdin:
-        shown = run_in_terminal(*words, url=valkey_9.url)
+        shown = run_in_terminal(*words, url=server.url)
         assert shown.code in (0, 1)
         assert max(map(len, shown.out.splitlines()), default=0) <= 80
         assert "Traceback" not in shown.out
@@ -169,6 +200,39 @@ def test_refused_password_is_not_shown(valkey_9: Server, line: str) -> None:
     assert ran.code == 1
     assert "WRONGPASS" in ran.out + ran.err
     assert CANARY not in ran.out + ran.err
+
+
+def test_right_password_is_not_shown(private_server: Callable[..., Server]) -> None:
+    """Nor is it in what a command that does its work prints, nor in what it logs."""
+    server = private_server("redis-8.6", requirepass=CANARY)
+    url = server.url.replace("://", f"://:{CANARY}@")
+    for line in CALLS:
+        for more in ([], ["--json"]):
+            ran = call(*line.split(), *more, url=url, stdin='{"name": "n", "data": 1}\n')
+            assert ran.code in (0, 1), line
+            assert "WRONGPASS" not in ran.err, line
+            assert "NOAUTH" not in ran.err, line
+            assert CANARY not in ran.out + ran.err, line
+    ran = call("top", "--json", url=url)
+    assert ran.code == 0
+    assert CANARY not in ran.out + ran.err
+    demo = call("demo", "--jobs", "1000", "--redis-url", url)
+    assert (demo.code, demo.err) == (0, "")
+    assert "queue demo-" in demo.out
+    assert CANARY not in demo.out
+    assert "demo" not in call("queues", url=url).out
+    with redis.Redis.from_url(url) as client:
+        client.config_set("requirepass", "another")
+    for line in ("promoter q", "scheduler q"):
+        ran = call(*line.split(), "--log-level", "debug", "--json", url=url)
+        assert CANARY not in ran.out + ran.err, line
+
+
+def test_missing_password_is_asked_for(private_server: Callable[..., Server]) -> None:
+    server = private_server("valkey-9", requirepass=CANARY)
+    ran = call("inspect", "q", url=server.url)
+    assert ran.code == 1
+    assert ran.err.startswith("chasqui: NOAUTH the server wants a password, and none was given: ")
 
 
 @pytest.mark.parametrize("line", ["inspect q", "top", "watch q"])

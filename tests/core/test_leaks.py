@@ -11,9 +11,12 @@ import pytest
 
 from chasqui._core.backoff import backoff_ms
 from chasqui._core.buffer import CommandBuffer
+from chasqui._core.column import Column
+from chasqui._core.columns import ColumnBuilder
 from chasqui._core.command import (
     evalsha,
     evalsha_jobs,
+    pack_jobs,
     xack_xdel,
     xackdel,
     xadd,
@@ -32,8 +35,9 @@ from chasqui._core.envelope import (
     encode_envelope,
     encode_retry,
 )
+from chasqui._core.maps import pack_maps
 from chasqui._core.payload import pack, pack_rows, unpack
-from chasqui._core.reply import ProtocolError, ReplyReader
+from chasqui._core.reply import Builder, ProtocolError, ReplyReader
 from chasqui._core.ulid import UlidFactory
 from tests.core.memory import assert_keeps_nothing
 from tests.core.record_replies import frame
@@ -55,6 +59,10 @@ ROWS = [{"name": "n", "data": VALUE}] * 3 + [None]
 BUFFER, ULIDS = CommandBuffer(), UlidFactory()
 READER = ReplyReader()
 STREAMS, RANGE, AUTOCLAIM = map(EntryBuilder, ("streams", "range", "autoclaim"))
+COLUMNS = ColumnBuilder(
+    "range", [("name", "text", b"n")], ("entry_id", "payload", "envelope", "extra")
+)
+NUMBERS = ("n", "int64", 0, b"\x01", bytes(16), None)
 
 ROW = frame("d", ENVELOPE, "n", "a name of mine", "x", "of no meaning")
 ENTRY = b"*2\r\n$15\r\n1794797194831-0\r\n" + ROW
@@ -74,7 +82,7 @@ def clean(write: Callable[[], object]) -> Callable[[], object]:
     return work
 
 
-def read(data: bytes, builder: EntryBuilder | None = None) -> Callable[[], object]:
+def read(data: bytes, builder: Builder | None = None) -> Callable[[], object]:
     def work() -> object:
         READER.feed(data)
         return READER.read(builder)
@@ -82,7 +90,7 @@ def read(data: bytes, builder: EntryBuilder | None = None) -> Callable[[], objec
     return work
 
 
-def broken(data: bytes, builder: EntryBuilder | None = None) -> Callable[[], object]:
+def broken(data: bytes, builder: Builder | None = None) -> Callable[[], object]:
     def work() -> object:
         reader = ReplyReader()
         reader.feed(data)
@@ -164,6 +172,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "evalsha_jobs, wrong": lambda: evalsha_jobs(
         BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]
     ),
+    "pack_jobs": lambda: pack_jobs(
+        ULIDS, NOW_MS, [ENVELOPE] * 2, ["a", "b"], [None, "id"], [None, b"\xc0"], [10**12, 0]
+    ),
+    "pack_jobs, wrong": lambda: pack_jobs(ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]),
+    "pack_maps": lambda: pack_maps(2, [NUMBERS, ("p", "packed", 0, None, [b"\xc0"] * 2, None)]),
+    "pack_maps, wrong": lambda: pack_maps(2, [NUMBERS, ("n", "int64", 9, None, bytes(16), None)]),
     "xadd": clean(lambda: xadd(BUFFER, b"k", ["field", 1000, b"x", 2.5], maxlen=1000)),
     "xadd, wrong": lambda: xadd(BUFFER, b"k", ["field", None]),
     "xadd_dlq": clean(
@@ -182,6 +196,9 @@ CALLS: dict[str, Callable[[], object]] = {
             BUFFER, b"g", b"c", b"k", count=1000, block_ms=5000, claim_min_idle_ms=30_000
         )
     ),
+    "read columns": lambda: (read(b"*2\r\n" + ENTRY + FAULTY, COLUMNS)(), COLUMNS.take()),
+    "read columns, broken": broken(b"*3\r\n" + ENTRY + FAULTY + b"*2\r\n:1\r\n", COLUMNS),
+    "column": lambda: Column("n", "text", b"n"),
     "read": read(NESTED),
     "read an error": read(b"-NOGROUP no such group\r\n"),
     "read streams": read(b"*1\r\n*2\r\n$3\r\nkey\r\n*2\r\n" + CLAIMED + ENTRY, STREAMS),

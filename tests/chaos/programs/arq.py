@@ -1,4 +1,4 @@
-"""arq. It retries what a lost worker left once the job's timeout is over."""
+"""arq. What a lost worker left runs again when the job's timeout and ten seconds more are over."""
 
 from typing import Any
 
@@ -8,6 +8,9 @@ from arq.worker import Worker, func
 
 from tests.chaos.programs.common import mark
 from tests.chaos.programs.peer import DRAIN_S, SLOTS, Peer, main
+
+#: Longer than any worker is stopped here: it gives up a job that takes longer, for good.
+TIMEOUT_S = 10
 
 
 class Arq(Peer):
@@ -25,7 +28,7 @@ class Arq(Peer):
             functions=[func(work, name="work")],
             redis_settings=RedisSettings.from_dsn(self.told.url),
             max_jobs=SLOTS,
-            job_timeout=self.lease_s,
+            job_timeout=TIMEOUT_S,
             max_tries=1000,
             poll_delay=0.05,
             keep_result=0,

@@ -1,0 +1,114 @@
+"""`python -m tests.chaos.hostile`: broken entries among good ones; all good ones must be done, all
+broken ones buried, and the worker's memory stay where it was."""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+from rich.console import Console
+
+from chasqui import Job, Worker
+from chasqui._core.envelope import encode_envelope
+from chasqui.keys import ENVELOPE, NAME, Keys
+from chasqui.payload import encode
+from tests.chaos.conduct import HANG_S
+from tests.servers import KINDS, Server
+
+RESULTS = Path(__file__).parent / "results" / "hostile.json"
+QUEUE = "hostile"
+BATCH = 500
+_ID = "01JZZZZZZZZZZZZZZZZZZZZZZZ"
+
+Fields = dict[bytes, bytes]
+
+
+def envelope(n: int) -> bytes:
+    return encode_envelope(_ID, encode({"n": n}), 1_700_000_000_000, 0)
+
+
+#: Each makes the fields of an entry that can never run, out of luck and a good envelope.
+BROKEN: tuple[Callable[[random.Random, bytes], Fields], ...] = (
+    lambda luck, good: {ENVELOPE: good[: luck.randrange(len(good))]},
+    lambda luck, good: {ENVELOPE: good + luck.randbytes(1 + luck.randrange(20))},
+    lambda luck, good: {ENVELOPE: b"\x91" * luck.randrange(200, 20_000)},
+    lambda luck, good: {ENVELOPE: b"\xdd\xff\xff\xff\xff" + luck.randbytes(20)},
+    lambda luck, good: {ENVELOPE: b"\x94\xdb\xff\xff\xff\xf0" + good},
+    lambda luck, good: {ENVELOPE: b"\xc1" + luck.randbytes(luck.randrange(60))},
+    lambda luck, good: {b"x": good},
+    lambda luck, good: {ENVELOPE: b""},
+)
+
+
+def fill(url: str, count: int, seed: int) -> None:
+    """Good and broken entries in turn, each kind of broken one as often as the others."""
+    luck, stream = random.Random(seed), Keys(QUEUE).stream
+    with redis.Redis.from_url(url) as client:
+        for start in range(0, count, BATCH):
+            with client.pipeline(transaction=False) as pipe:
+                for n in range(start, min(start + BATCH, count)):
+                    good = envelope(n)
+                    pipe.xadd(stream, {ENVELOPE: good, NAME: b"work"})
+                    pipe.xadd(stream, BROKEN[n % len(BROKEN)](luck, good))
+                pipe.execute()
+
+
+async def measure(kind: str, count: int, seed: int) -> dict[str, Any]:
+    """Fill a queue, work it off, and count."""
+    done = bytearray(count)
+    finished = 0
+
+    async def handle(job: Job) -> None:
+        nonlocal finished
+        done[job.data["n"]] += 1
+        finished += 1
+
+    with Server(kind) as server, redis.Redis.from_url(server.url) as client:
+        await asyncio.to_thread(fill, server.url, count, seed)
+        keys = Keys(QUEUE)
+        worker = Worker(QUEUE, handle, redis_url=server.url)
+        running = asyncio.ensure_future(worker.run())
+        start_s = last_s = time.monotonic()
+        last, rss_mb = -1, [0.0]
+        while (left := client.xlen(keys.stream)) and time.monotonic() - last_s < HANG_S:
+            if left != last:
+                last, last_s = left, time.monotonic()
+            rss_mb.append(_rss_mb())
+            await asyncio.sleep(0.5)
+        seconds = time.monotonic() - start_s
+        await worker.close()
+        await running
+        return {
+            "server": kind, "good": count, "broken": count, "seed": seed,
+            "done": sum(map(bool, done)), "runs": finished, "buried": client.xlen(keys.dlq),
+            "left": client.xlen(keys.stream), "seconds": round(seconds, 1),
+            "rss_mb": [round(rss_mb[1]), round(max(rss_mb))],
+        }  # fmt: skip
+
+
+def _rss_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.hostile", description=__doc__)
+    parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
+    parser.add_argument("--count", type=int, default=100_000, help="good ones, and broken ones")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    told = asyncio.run(measure(arguments.server, arguments.count, arguments.seed))
+    Console().print(told)
+    arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    is_well = told["done"] == told["runs"] == told["buried"] == arguments.count
+    return 0 if is_well and not told["left"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
