@@ -283,11 +283,12 @@ class Dispatcher:
 
     def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
         """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
-        task = current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            return False
-        if isinstance(error, GeneratorExit) and task not in self._tasks:
-            return False  # the loop is gone, and the slot is taken apart
+        if not isinstance(error, Exception):
+            task = current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                return False
+            if isinstance(error, GeneratorExit) and task not in self._tasks:
+                return False  # the loop is gone, and the slot is taken apart
         self.finished += 1
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         if isinstance(error, SystemExit | KeyboardInterrupt):
@@ -394,7 +395,10 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(is_final=True, reason=UNRECOVERABLE)
     if isinstance(error, Retry):
         return Failure(delay_ms=error.delay_ms)
-    return Failure()
+    return _PLAIN
+
+
+_PLAIN: Final = Failure()
 
 
 class UnreadableError(PayloadError):

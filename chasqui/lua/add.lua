@@ -3,32 +3,35 @@
 -- ARGV  1 the chunk's bit   2 seconds to remember it   3 most entries to keep, or ''
 --       4 most jobs that may wait, or ''   then per job: envelope, name
 -- Returns 1 added, 0 was there already, or {depth} if the queue is full.
-if redis.call('GETBIT', KEYS[2], ARGV[1]) == 1 then
-  redis.call('EXPIRE', KEYS[2], ARGV[2]) -- a write, so that a WAITAOF behind it waits for the add
+-- In locals: a global costs a look-up each time, and they are what a job of a bulk costs.
+local call, argv, stream, keep = redis.call, ARGV, KEYS[1], ARGV[3]
+local applied, bit = KEYS[2], argv[1]
+if call('GETBIT', applied, bit) == 1 then
+  call('EXPIRE', applied, argv[2]) -- a write, so that a WAITAOF behind it waits for the add
   return 0
 end
-if ARGV[4] ~= '' then
-  local depth = redis.call('XLEN', KEYS[1])
-  if depth + (#ARGV - 4) / 2 > tonumber(ARGV[4]) then
+local last = #argv
+if argv[4] ~= '' then
+  local depth = call('XLEN', stream)
+  if depth + (last - 4) / 2 > tonumber(argv[4]) then
     return {depth}
   end
 end
-local stream, keep = KEYS[1], ARGV[3]
-for i = 5, #ARGV, 2 do
-  local name = ARGV[i + 1]
+for i = 5, last, 2 do
+  local name = argv[i + 1]
   if keep == '' then
     if name == '' then
-      redis.call('XADD', stream, '*', 'd', ARGV[i])
+      call('XADD', stream, '*', 'd', argv[i])
     else
-      redis.call('XADD', stream, '*', 'd', ARGV[i], 'n', name)
+      call('XADD', stream, '*', 'd', argv[i], 'n', name)
     end
   elseif name == '' then
-    redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', ARGV[i])
+    call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', argv[i])
   else
-    redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', ARGV[i], 'n', name)
+    call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', argv[i], 'n', name)
   end
 end
 -- Last: had an XADD failed, a repeat must not find the chunk marked as added.
-redis.call('SETBIT', KEYS[2], ARGV[1], 1)
-redis.call('EXPIRE', KEYS[2], ARGV[2])
+call('SETBIT', applied, bit, 1)
+call('EXPIRE', applied, argv[2])
 return 1

@@ -5,10 +5,11 @@
 -- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
 -- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
 -- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
--- Each copy is made before its original goes, so nothing is lost where a copy cannot be made.
-local delayed, stream, dead, traces, keep = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
-local are_traced = redis.call('EXISTS', traces) == 1
-local time = redis.call('TIME')
+-- Copies are made before their originals go, so nothing is lost where one cannot be made.
+local call, delayed, stream, dead, traces, keep =
+  redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
+local are_traced = call('EXISTS', traces) == 1
+local time = call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 
@@ -27,13 +28,26 @@ local function id_of(envelope)
   return ''
 end
 
--- Takes the trace of a job back into its entry; false if it has none.
+-- Puts a job into the stream; the server's answer.
+local function add(envelope, name)
+  if keep == '' then
+    if name == '' then
+      return redis.pcall('XADD', stream, '*', 'd', envelope)
+    end
+    return redis.pcall('XADD', stream, '*', 'd', envelope, 'n', name)
+  elseif name == '' then
+    return redis.pcall('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope)
+  end
+  return redis.pcall('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope, 'n', name)
+end
+
+-- The same with the job's trace taken back into its entry, if it has one.
 local function add_traced(id, envelope, name)
   local key = traces .. ':' .. id
   local trace = redis.pcall('GET', key)
   local parent, run_before = string.match(type(trace) == 'string' and trace or '', '^(%S+) ?(%S*)$')
   if not parent then
-    return false
+    return add(envelope, name)
   end
   local fields = {stream, '*', 'd', envelope}
   if keep ~= '' then
@@ -49,53 +63,55 @@ local function add_traced(id, envelope, name)
     fields[#fields + 1] = 'run_before'
     fields[#fields + 1] = run_before
   end
-  redis.call('XADD', unpack(fields))
-  redis.call('DEL', key)
-  return true
+  local reply = redis.pcall('XADD', unpack(fields))
+  if type(reply) ~= 'table' then
+    call('DEL', key)
+  end
+  return reply
 end
 
 local answer = {now, 0, 0, -1, '', 0}
-local left, bytes = tonumber(ARGV[1]), 0
+local left, bytes, refusal = tonumber(ARGV[1]), 0, nil
 repeat
   -- Few at a time, and not for ever: jobs may be large, and the server serves nobody else meanwhile.
   local most = math.min(left, 32)
-  local due = redis.call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, most)
+  local due = call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, most)
+  local copied = {}
   for _, member in ipairs(due) do
+    local reply
     local a, b, c, d = string.byte(member, 1, 4)
     local start = d and 5 + a + b * 256 + c * 65536 + d * 16777216
     if not start or start > #member + 1 then
-      redis.call('XADD', dead, '*', 'd', member, 'source_id', '0-0', 'reason', 'malformed',
-                 'detail', 'delayed member is shorter than its own prefix')
+      reply = redis.pcall('XADD', dead, '*', 'd', member, 'source_id', '0-0', 'reason', 'malformed',
+                          'detail', 'delayed member is shorter than its own prefix')
       answer[6] = answer[6] + 1
     else
       local name, envelope = string.sub(member, 5, start - 1), string.sub(member, start)
       local id = id_of(envelope)
-      if are_traced and add_traced(id, envelope, name) then
-        -- It is in.
-      elseif keep == '' then
-        if name == '' then
-          redis.call('XADD', stream, '*', 'd', envelope)
-        else
-          redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
-        end
-      elseif name == '' then
-        redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope)
-      else
-        redis.call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope, 'n', name)
-      end
+      reply = are_traced and add_traced(id, envelope, name) or add(envelope, name)
       answer[#answer + 1] = id
       answer[#answer + 1] = name
     end
-    redis.call('ZREM', delayed, member)
+    if type(reply) == 'table' then
+      refusal = reply
+      break
+    end
+    copied[#copied + 1] = member
     bytes = bytes + #member
+  end
+  if #copied > 0 then
+    call('ZREM', delayed, unpack(copied))
+  end
+  if refusal then
+    return refusal
   end
   left = left - #due
 until #due < most or left <= 0 or bytes > 4194304
 
-local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 if first[2] then
   local wait_us = tonumber(first[2]) * 1000 - now_us
-  answer[2] = redis.call('ZCARD', delayed)
+  answer[2] = call('ZCARD', delayed)
   answer[3] = math.max(0, math.floor(-wait_us / 1000))
   answer[4] = math.min(math.max(0, math.ceil(wait_us)), 86400000000)
   answer[5] = first[2]

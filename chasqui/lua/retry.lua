@@ -3,29 +3,32 @@
 --       the key of its trace
 -- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member,
 --       its trace, or ''
--- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
--- cannot be made, the script ends there and the entry stays pending.
+-- Returns per job '1' moved, '0' not ours any more. The copies are made before the originals go: if
+-- one cannot be made, the script ends there, and its entry stays pending.
 -- A new earliest job rings the wake list, which the promoter sleeps on.
-local key, delayed, group, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local time = redis.call('TIME')
+local call, argv, key, delayed, group, owner = redis.call, ARGV, KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local earliest = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
-local rings = false
-local answers = {}
+local earliest = tonumber(call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
+local rings, refusal = false, nil
+local answers, copied = {}, {}
 local trace_key, traced_s = 5, 0
-for i = 3, #ARGV, 4 do
-  local trace = ARGV[i + 3]
-  local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
+for i = 3, #argv, 4 do
+  local id, trace = argv[i], argv[i + 3]
+  local held = call('XPENDING', key, group, id, id, 1)[1]
   if held and held[2] == owner then
-    local due = now + tonumber(ARGV[i + 1])
+    local due = now + tonumber(argv[i + 1])
     if trace ~= '' then
-      local ttl = math.ceil(tonumber(ARGV[i + 1]) / 1000) + 3600
+      local ttl = math.ceil(tonumber(argv[i + 1]) / 1000) + 3600
       redis.pcall('SET', KEYS[trace_key], trace, 'EX', ttl)
       traced_s = math.max(traced_s, ttl)
     end
-    redis.call('ZADD', delayed, string.format('%.0f', due), ARGV[i + 2])
-    redis.call('XACK', key, group, ARGV[i])
-    redis.call('XDEL', key, ARGV[i])
+    local reply = redis.pcall('ZADD', delayed, string.format('%.0f', due), argv[i + 2])
+    if type(reply) == 'table' then
+      refusal = reply
+      break
+    end
+    copied[#copied + 1] = id
     if not earliest or due < earliest then
       earliest, rings = due, true
     end
@@ -36,6 +39,10 @@ for i = 3, #ARGV, 4 do
   if trace ~= '' then
     trace_key = trace_key + 1
   end
+end
+if #copied > 0 then
+  call('XACK', key, group, unpack(copied))
+  call('XDEL', key, unpack(copied))
 end
 -- The jobs have moved by now: a bell that cannot be rung must not make that look undone.
 if traced_s > 0 then
@@ -48,4 +55,4 @@ if rings and redis.pcall('EXISTS', KEYS[3]) == 0 then
   redis.pcall('LPUSH', KEYS[3], '1')
   redis.pcall('EXPIRE', KEYS[3], 60)
 end
-return table.concat(answers)
+return refusal or table.concat(answers)
