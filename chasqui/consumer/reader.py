@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
@@ -182,16 +182,17 @@ class Reader:
             timeout_s=block_ms / 1000 + READ_SLACK_S,
         )
         buffer.clear()
-        asked_s = time.monotonic()
-        entries, is_paused = await self._connection.submit(request)
-        self.last_read_s = time.monotonic()
+        delivery = Delivery(self._accept, time.monotonic())
+        self._connection.post(request, delivery)
+        entries, is_paused = await delivery.future
+        if delivery.count:
+            return delivery.count
         if is_paused:
             if entries:
                 await release(self._connection, self._keys, config, self._holdings.ids())
             await self._while_paused()
             return 0
-        if entries and self.last_read_s - asked_s > self._holdings.lease_s * 2 / 3:
-            # The reply may have waited for us as long, and its entries have another owner now.
+        if entries and self._may_be_lost(delivery.asked_s):
             entries = await self._still_ours(entries)
         if entries and self._held_before:
             entries = self._not_held_before(entries)
@@ -200,6 +201,20 @@ class Reader:
                 self._was_empty = True
                 self._on_drained()
             return 0
+        return self._hand_out(entries)
+
+    def _accept(self, entries: list[Entry | None], is_paused: int, asked_s: float) -> int:
+        """Hand out what a read brought as it comes in; how many, 0 if it needs a closer look."""
+        self.last_read_s = time.monotonic()
+        if not entries or is_paused or self._held_before or self._may_be_lost(asked_s):
+            return 0
+        return self._hand_out(entries)
+
+    def _may_be_lost(self, asked_s: float) -> bool:
+        """Whether a reply may have waited for us so long that its entries have another owner."""
+        return self.last_read_s - asked_s > self._holdings.lease_s * 2 / 3
+
+    def _hand_out(self, entries: list[Entry | None]) -> int:
         self._was_empty = False
         self._learn_size(entries)
         self._offer(entries, True)
@@ -327,7 +342,7 @@ class Reader:
         room = ahead + self._idle_slots() - waiting
         return min(room, most) if waiting <= low_water else 0
 
-    def _learn_size(self, entries: list[Entry]) -> None:
+    def _learn_size(self, entries: list[Entry | None]) -> None:
         """Large entries count at once, small ones little by little."""
         sizes = [
             len(entry.envelope or b"")
@@ -342,6 +357,36 @@ class Reader:
 
     def _complain(self, error: Exception) -> None:
         self._complaints.warn("queue %s cannot be read: %s", self._keys.queue, error)
+
+
+class Delivery:
+    """A read on its way. What it brings is handed out in the turn of the loop in which it comes."""
+
+    __slots__ = ("_accept", "asked_s", "count", "future")
+
+    def __init__(
+        self, accept: Callable[[list[Entry | None], int, float], int], asked_s: float
+    ) -> None:
+        self._accept = accept
+        self.asked_s = asked_s
+        #: Entries that were handed out.
+        self.count = 0
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_result(self, reply: Any, /) -> None:
+        entries, is_paused = reply
+        try:
+            self.count = self._accept(entries, is_paused, self.asked_s)
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(reply)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.future.set_exception(error)
 
 
 async def release(

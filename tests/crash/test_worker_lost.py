@@ -48,7 +48,8 @@ def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
     audit = fleet.audit()
     assert audit.faults == {}
     assert set(audit.extra) <= ended
-    assert audit.extra_runs == unflushed.n > 0
+    # Some of them may have been on their way.
+    assert 0 < audit.extra_runs <= unflushed.n
 
 
 @pytest.mark.fault(5)
