@@ -180,9 +180,11 @@ class Bench:
             enqueue(df, keys.queue, url=self.server.url, delivery=delivery, maxBacklog=10**8)
         return keys
 
-    def read(self, what: str, keys: Keys, rows: int | None = None, tasks: int = TASKS) -> None:
+    def read(
+        self, what: str, keys: Keys, rows: int | None = None, tasks: int = TASKS, **more: Any
+    ) -> None:
         rows = rows or self.rows
-        given = {"minPartitions": tasks, "maxRecordsPerPartition": rows}
+        given = {"minPartitions": tasks, "maxRecordsPerPartition": rows, **more}
         df = read(self.spark, "jobs", keys.queue, url=self.server.url, **given)
         with self.timed(what, rows):
             df.write.format("noop").mode("append").save()
@@ -241,6 +243,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of a measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--live", action="store_true", help="only what live workers feel")
     parser.add_argument("--scale", default="", help="only the growth table, with these rows")
     asked = parser.parse_args()
     root = str(Path(__file__).parents[1])
@@ -253,12 +256,14 @@ def main() -> int:
     with Server("redis-8.6") as server:
         bench = Bench(server, spark, asked.rows)
         if asked.scale:
-            text = scale(bench, [int(size) for size in asked.scale.split(",")])
+            name, text = "spark-scale", scale(bench, [int(one) for one in asked.scale.split(",")])
+        elif asked.live:
+            name, text = "spark-live", live(bench, asked.rounds)
         else:
-            text = measure(bench, asked.rounds)
+            name, text = "spark", measure(bench, asked.rounds)
     spark.stop()
     OUT.mkdir(exist_ok=True)
-    (OUT / ("spark-scale.md" if asked.scale else "spark.md")).write_text(text)
+    (OUT / f"{name}.md").write_text(text)
     print(text)
     return 0
 
@@ -295,6 +300,7 @@ def measure(bench: Bench, rounds: int) -> str:
         keys = bench.write("exactly-once write", "exactly_once")
         bench.redis_py_xrange(keys)
         bench.read("Spark read", keys)
+        bench.read("Spark read, not held back", keys, maxReadRowsPerSecond=0)
         bench.forget(keys)
         bench.events_decoded(events)
     many = bench.add_events(350_000)
@@ -309,9 +315,6 @@ def measure(bench: Bench, rounds: int) -> str:
     fixed_s = statistics.median(
         one.durationMs["triggerExecution"] / 1000 for one in bench.micro_batches(small, 1000)
     )
-    keys = bench.write("filled", "exactly_once")
-    busy, beside, polite = live_ratios(bench, keys, rounds)
-    bench.forget(keys)
     r = bench.median
     rows = [
         ("direct write, 2 tasks / raw XADD", r("direct write") / r("raw XADD"), "at least 1.0"),
@@ -327,6 +330,7 @@ def measure(bench: Bench, rounds: int) -> str:
             "at least 2",
         ),
         ("read, 2 tasks / redis-py XRANGE", r("Spark read") / r("redis-py XRANGE"), "at least 0.7"),
+        ("... not held back", r("Spark read, not held back") / r("redis-py XRANGE"), ""),
         (
             "events decoded / raw XRANGE, 1 process",
             r("decoded events") / r("raw events"),
@@ -334,9 +338,6 @@ def measure(bench: Bench, rounds: int) -> str:
         ),
         ("planning share of a micro-batch", planning, "at most 0.10"),
         ("fixed cost of a micro-batch, s", fixed_s, "at most 0.5"),
-        ("live p99 during a full read at nice 19 / without", polite, "at most 1.5"),
-        ("... at nice 0, on the same cores", busy, ""),
-        (f"... beside {TASKS} processes that only spin", beside, ""),
     ]
     lines = ["| measure | found | target |", "| --- | ---: | --- |"]
     lines += [f"| {what} | {value:.2f} | {target} |" for what, value, target in rows]
@@ -353,31 +354,41 @@ def measure(bench: Bench, rounds: int) -> str:
     return "\n".join(lines)
 
 
-def live_ratios(bench: Bench, keys: Keys, rounds: int) -> tuple[float, float, float]:
+def live(bench: Bench, rounds: int) -> str:
     """How many times longer jobs of live workers take at the 99th percentile: while all of a queue
     is read, beside processes that only spin, while it is read by processes that step back."""
+    keys = bench.write("filled", "exactly_once")
     reading = lambda: bench.read("meanwhile", keys)  # noqa: E731
+    reading()
     spinning = [sys.executable, "-c", "while True: pass"]
-    quiet, busy, beside, polite = list[float](), list[float](), list[float](), list[float]()
+    alone, found = list[float](), dict[str, list[float]]()
+
+    def look(what: str, meanwhile: Callable[[], None] | None = None) -> None:
+        alone.append(bench.live_p99(LIVE_S))
+        found.setdefault(what, []).append(bench.live_p99(LIVE_S, meanwhile))
+        print(f"alone {alone[-1]:.2f} ms, {what} {found[what][-1]:.2f} ms", file=sys.stderr)
+
     for _ in range(rounds):
-        quiet.append(bench.live_p99(LIVE_S))
-        busy.append(bench.live_p99(LIVE_S, reading))
+        look("a full read at nice 0, on the same cores", reading)
         # The cores are shared: so much of it is not for what is read, but for who computes.
         spinners = [subprocess.Popen(spinning) for _ in range(TASKS)]
         try:
-            beside.append(bench.live_p99(LIVE_S))
+            found.setdefault(f"{TASKS} processes that only spin", []).append(bench.live_p99(LIVE_S))
         finally:
             for spinner in spinners:
                 spinner.kill()
                 spinner.wait()
     step_back()
     for _ in range(rounds):
-        quiet.append(bench.live_p99(LIVE_S))
-        polite.append(bench.live_p99(LIVE_S, reading))
-    print(f"live p99, ms: {quiet=} {busy=} {beside=} {polite=}", file=sys.stderr, flush=True)
-    alone = statistics.median(quiet)
-    busy_s, beside_s, polite_s = map(statistics.median, (busy, beside, polite))
-    return busy_s / alone, beside_s / alone, polite_s / alone
+        look("a full read at nice 19", reading)
+    quiet = statistics.median(alone)
+    lines = ["| live p99 beside | ms | / alone | target |", "| --- | ---: | ---: | --- |"]
+    lines.append(f"| nothing | {quiet:.2f} | | |")
+    for what, times in found.items():
+        target = "at most 1.5" if "19" in what else ""
+        one = statistics.median(times)
+        lines.append(f"| {what} | {one:.2f} | {one / quiet:.2f} | {target} |")
+    return "\n".join([*lines, "", f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s.", ""])
 
 
 def scale(bench: Bench, sizes: list[int]) -> str:
@@ -389,7 +400,7 @@ def scale(bench: Bench, sizes: list[int]) -> str:
     for size in sizes:
         for tasks in (1, 2, 4):
             keys = bench.write("scale write", "exactly_once", size, tasks)
-            bench.read("scale read", keys, size, tasks)
+            bench.read("scale read", keys, size, tasks, maxReadRowsPerSecond=0)
             write, back = bench.rates["scale write"][-1], bench.rates["scale read"][-1]
             lines.append(f"| {size:,} | {tasks} | {1e6 / write:.1f} | {1e6 / back:.1f} |")
             bench.forget(keys)

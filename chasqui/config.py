@@ -181,6 +181,8 @@ def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:
             port = rest.removeprefix(":")
         elif ":" in one:
             host, _, port = one.rpartition(":")
+            if ":" in host:
+                raise ValueError("redis_url has a host with a colon: an IPv6 address needs [ and ]")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError("redis_url has a port that is not a number from 1 to 65535")
         hosts.append((host or "127.0.0.1", int(port) if port else default_port))

@@ -81,13 +81,18 @@ def _settings(
     profile: ServerProfile, info: dict[str, str], settings: dict[str, str]
 ) -> Iterator[Finding]:
     yield from _persistence(profile, info, settings)
+    if "stream-idmp-maxsize" in settings:
+        yield _idmp(settings)
     yield from _memory(info)
     yield from _replication(info)
 
 
 async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]]:
     """INFO, and the settings that it does not tell; empty where the server keeps them to itself."""
-    names = ("appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
+    names = (
+        *("appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write"),
+        *("stream-idmp-maxsize", "stream-idmp-duration"),
+    )
     request = commands(
         ("INFO",), *(("CONFIG", "GET", name) for name in names), effect=Effect.READ, raises=False
     )
@@ -118,6 +123,17 @@ def _capabilities(profile: ServerProfile) -> Finding:
         "commands",
         ", ".join(name for name, there in can.items() if there) or "none of the newer ones",
         advice="" if all(can.values()) else "the rest is done by scripts, with the same guarantees",
+    )
+
+
+def _idmp(settings: dict[str, str]) -> Finding:
+    """How long the server knows a repeated XADD of chasquimq's for what it is."""
+    ids, seconds = settings["stream-idmp-maxsize"], settings.get("stream-idmp-duration", "unknown")
+    return Finding(
+        "IDMP window",
+        f"{ids} ids a producer, {seconds} s",
+        advice="chasqui's adds are exact without it; a bulk of chasquimq's that is sent again is "
+        "not if it is longer",
     )
 
 

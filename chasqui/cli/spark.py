@@ -15,6 +15,7 @@ from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import count, show_all
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_run import (
+    Progress,
     SparkRun,
     events_of,
     say,
@@ -126,7 +127,8 @@ def enqueue(
         rows = df.count()
         started_s = time.perf_counter()
         options = {"delivery": delivery, "txnAppId": txn, "jobName": name or None}
-        add(df, queue, **spark.server, **options)
+        with Progress(f"adding {count(rows, 'row')}", spark.tasks):
+            add(df, queue, **spark.server, **options)
         seconds = time.perf_counter() - started_s
     facts = {"rows": rows, "seconds": round(seconds, 2), "rows_per_s": round(rows / seconds)}
     say(facts, as_json, f"added {count(rows, 'row')} in {seconds:.1f} s")
@@ -187,7 +189,8 @@ def compact(
     with SparkRun(master, conf, None) as spark:
         from chasqui.spark import compact as rewrite
 
-        days = rewrite(spark.session, to)
+        with Progress("compacting", spark.tasks):
+            days = rewrite(spark.session, to)
     say({"days": days}, as_json, f"days compacted: {days}")
 
 
@@ -219,10 +222,11 @@ def rollup(
             events_of(spark, queue, since, from_archive), f"{window or 60_000} milliseconds"
         )
         if to is not None:
-            rolled.write.mode("overwrite").parquet(to)
+            with Progress("rolling up", spark.tasks):
+                rolled.write.mode("overwrite").parquet(to)
             return
         table = with_percentiles(rolled).orderBy("start", "queue", "name")
-        show_table(table.drop("end"), as_json, "no events")
+        show_table(spark, table.drop("end"), as_json, "no events")
 
 
 @app.command()
@@ -248,7 +252,8 @@ def report(
         dead = None
         if from_archive is None:
             dead = read(spark.session, "dlq", queue, **spark.server, columns=["queue", "reason"])
-        data = gather(events_of(spark, queue, since, from_archive), dead)
+        with Progress("gathering", spark.tasks):
+            data = gather(events_of(spark, queue, since, from_archive), dead)
     if html is not None:
         html.write_text(page(data), encoding="utf-8")
     if as_json:
@@ -275,7 +280,7 @@ def triage(
         from chasqui.spark import triage as group
 
         dead = read(spark.session, "dlq", queue, **spark.server)
-        show_table(group(dead).limit(limit), as_json, "no dead jobs")
+        show_table(spark, group(dead).limit(limit), as_json, "no dead jobs")
 
 
 @app.command()
@@ -314,7 +319,8 @@ def replay(
         if signature is not None:
             why = F.coalesce("error", "detail", "reason", F.lit(""))
             dead = dead.where(signature_of(why) == signature)
-        moved = move(dead, dry_run=not yes, limit=limit, per_second=rate, **spark.server)
+        with Progress("replaying" if yes else "counting", spark.tasks):
+            moved = move(dead, dry_run=not yes, limit=limit, per_second=rate, **spark.server)
     facts = {"replayed": moved if yes else 0, "selected": moved}
     jobs = count(moved, "job")
     say(facts, as_json, f"replayed {jobs}" if yes else f"would replay {jobs}; add --yes to do it")
@@ -350,6 +356,7 @@ def export(
             df = df.where(where)
         if kind == "csv":  # it knows no structs, maps or bytes
             df = df.drop("retry", "extra", "_corrupt")
-        df.write.format(kind).mode("errorifexists").save(path)
+        with Progress("exporting", spark.tasks):
+            df.write.format(kind).mode("errorifexists").save(path)
         rows = spark.session.read.format(kind).load(path).count()
     say({"rows": rows}, as_json, f"wrote {count(rows, 'row')} to {path}")

@@ -6,16 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from chasqui import embedded
-from chasqui.cli.spark_run import SparkRun
+from chasqui.cli.spark_run import Progress, SparkRun
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import Job
 from chasqui.sync import Queue
@@ -26,8 +24,6 @@ _WORKERS: Final = 2
 #: With the handler's 5 ms, what the workers do in a second stays below what the events stream
 #: keeps, so that an archive every second loses none.
 _SLOTS: Final = 40
-#: How often to say how far it is, where a line cannot be rewritten.
-_SAY_EVERY_S: Final = 10.0
 
 
 def worker() -> Worker:
@@ -86,10 +82,10 @@ class _Tour:
             maxOffsetsPerTrigger=100_000,
             **server,
         )
-        with _Progress("starting the archive", lambda: ""):
+        with Progress("starting the archive"):
             following.processAllAvailable()  # its processes are up before the first event comes
         dead = self._drain()
-        with _Progress("archiving the last events", lambda: ""):
+        with Progress("archiving the last events", self._spark.tasks):
             following.processAllAvailable()
             following.stop()
             events = read_archive(spark, lake).where(f"queue = '{_QUEUE}'")
@@ -97,12 +93,12 @@ class _Tour:
         place = json.loads(following.lastProgress.sources[0].endOffset)[_QUEUE]
         lost = place["n"] - place["since"] - kept
         _tell(f"archived {kept:,} events, {lost:,} trimmed before they were read")
-        with _Progress("rolling up", lambda: f"{kept:,} events"):
+        with Progress(f"rolling up {kept:,} events", self._spark.tasks):
             windows = rollup(events, "10 seconds").cache()
             completed = windows.agg({"completed": "sum"}).first()[0] or 0
         _tell(f"rolled up {windows.count():,} windows: {completed:,} completed")
         dlq = read(spark, "dlq", _QUEUE, **server)
-        with _Progress("drawing the report", lambda: f"over {kept:,} events"):
+        with Progress(f"drawing the report over {kept:,} events", self._spark.tasks):
             html.write_text(page(gather(events, dlq)), encoding="utf-8")
         _tell(f"report: {html.resolve()}")
         for row in triage(dlq).collect():
@@ -122,14 +118,14 @@ class _Tour:
         from chasqui.spark import enqueue
 
         spark, path = self._spark.session, str(self._folder / "orders")
-        with _Progress("writing a data set", lambda: f"{self._rows:,} rows of Parquet"):
+        with Progress(f"writing {self._rows:,} rows of Parquet", self._spark.tasks):
             spark.range(self._rows).selectExpr(
                 "id as n", "concat('customer-', id % 997) as customer", "'order' as name"
             ).write.parquet(path)
         started_s = time.perf_counter()
         with (
             Queue(_QUEUE, redis_url=self._url) as queue,
-            _Progress("enqueueing", lambda: f"{queue.counts().waiting:,} jobs are in the queue"),
+            Progress("enqueueing", lambda: f"{queue.counts().waiting:,} jobs are in the queue"),
         ):
             orders = spark.read.parquet(path)
             enqueue(orders, _QUEUE, maxBacklog=2 * self._rows, **self._spark.server)
@@ -146,7 +142,7 @@ class _Tour:
         with (
             subprocess.Popen(command) as workers,
             Queue(_QUEUE, redis_url=self._url) as queue,
-            _Progress("draining", lambda: f"{left:,} jobs left"),
+            Progress("draining", lambda: f"{left:,} jobs left"),
         ):
             try:
                 while left:
@@ -161,36 +157,6 @@ class _Tour:
         rate = self._rows / seconds
         _tell(f"drained by {_WORKERS} worker processes in {seconds:.1f} s ({rate:,.0f}/s)")
         return counts.dlq
-
-
-class _Progress:
-    """Says how far a step is while its block runs: in place on a screen, else every ten seconds."""
-
-    def __init__(self, what: str, how_far: Callable[[], str]) -> None:
-        self._what = what
-        self._how_far = how_far
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def _run(self) -> None:
-        is_screen = sys.stderr.isatty()
-        started_s = time.monotonic()
-        while not self._over.wait(0.5 if is_screen else _SAY_EVERY_S):
-            seconds = time.monotonic() - started_s
-            line = f"{self._what} … {self._how_far()} ({seconds:.0f} s)"
-            if is_screen:
-                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-            else:
-                print(line, file=sys.stderr, flush=True)
 
 
 def _tell(text: str) -> None:

@@ -2,8 +2,12 @@
 
 import importlib.util
 import json
+import logging
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,9 +21,13 @@ from chasqui.keys import Keys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: The environment variable that carries the server's URL to Spark's processes. Executors get it as a
-#: setting, and what is called a secret is hidden on Spark's pages and in its logs.
+logger = logging.getLogger(__name__)
+
+#: The environment variable that carries the server's URL to Spark's processes. Executors get it as
+#: a setting, and what is called a secret is hidden on Spark's pages and in its logs.
 URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
+#: How often to say how far a step is, where a line cannot be rewritten.
+_SAY_EVERY_S: Final = 10.0
 
 
 class SparkRun:
@@ -50,6 +58,49 @@ class SparkRun:
     def __exit__(self, *error: object) -> None:
         if self._is_own:
             self.session.stop()
+
+    def tasks(self) -> str:
+        """How far Spark is with what it does now."""
+        tracker = self.session.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        total = sum(stage.numTasks for stage in stages if stage)
+        done = sum(stage.numCompletedTasks for stage in stages if stage)
+        return f"{done} of {count(total, 'task')}" if total else ""
+
+
+class Progress:
+    """Says how far a step is while its block runs: in place on a screen, else every ten seconds."""
+
+    def __init__(self, what: str, how_far: Callable[[], str] = str) -> None:
+        self._what = what
+        self._how_far = how_far
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _run(self) -> None:
+        is_screen = sys.stderr.isatty()
+        started_s = time.monotonic()
+        while not self._over.wait(0.5 if is_screen else _SAY_EVERY_S):
+            seconds = time.monotonic() - started_s
+            try:
+                how_far = self._how_far()
+            except Exception as error:  # whatever it is, the step itself will say so
+                logger.debug("no progress is known: %s", error)
+                how_far = ""
+            line = f"{self._what} … {how_far} ({seconds:.0f} s)"
+            if is_screen:
+                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            else:
+                print(line, file=sys.stderr, flush=True)
 
 
 def spark_is_there() -> bool:
@@ -150,8 +201,9 @@ def lost_in(progress: Any) -> int:
     return int(due - progress.numInputRows)
 
 
-def show_table(df: "DataFrame", as_json: bool, nothing: str) -> None:
-    rows = [tuple(row) for row in df.collect()]
+def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:
+    with Progress("computing", spark.tasks):
+        rows = [tuple(row) for row in df.collect()]
     show_all(df.columns, rows, as_json=as_json, nothing=nothing)
 
 

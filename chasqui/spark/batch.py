@@ -5,7 +5,6 @@ to cut by: the delayed set is cut by rank from its far end, where promotion does
 """
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -158,7 +157,6 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         with connected(options, part.queue) as connection:
             for start in range(part.start, part.stop, options.fetch_count):
                 stop = min(start + options.fetch_count, part.stop)
-                started_s = time.monotonic()
                 reply = connection.execute(
                     "ZREVRANGE",
                     Keys(part.queue).delayed,
@@ -170,7 +168,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 if not reply:
                     return
                 yield delayed_batch(shaper, part.queue, _scored(reply))
-                pace.rest(stop - start, time.monotonic() - started_s)
+                pace.rest(stop - start)
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 

@@ -8,7 +8,6 @@ offset right after the commit log was written, and names the last one as the sta
 everything up to the start is acknowledged.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -139,7 +138,6 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         after, last = partition.after, ranges.order(partition.last)
         with connected(options, partition.queue) as connection:
             while True:
-                started_s = time.monotonic()
                 words: list[Any] = ["XREADGROUP", "GROUP", options.group, partition.consumer]
                 words += ["COUNT", options.fetch_count, "STREAMS", stream, after]
                 count, newest = connection.call(
@@ -158,7 +156,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                     yield decoder.batch(partition.queue, page, own, only_held=True)
                 if count < options.fetch_count or ranges.order(after) >= last:
                     return
-                pace.rest(count, time.monotonic() - started_s)
+                pace.rest(count)
 
     # ── Batches ─────────────────────────────────────────────────────────────────────────────────
 

@@ -117,7 +117,11 @@ class Options:
         "Entries that one command reads; more of them holds up the live workers longer.",
     )
     max_read_rows_per_second: int = option(
-        0, number(1), "rs", "The most rows that one task reads in a second; default no limit."
+        150_000,
+        number(0),
+        "rs",
+        "The most rows that one task reads in a second, for live workers want Redis too; 0 is no "
+        "limit.",
     )
     read_from: str = option(
         "primary", one_of("primary", "replica"), "rs", "Read from a replica, to spare the primary."

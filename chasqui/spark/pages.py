@@ -80,12 +80,11 @@ def _gathered(
         nonlocal after, is_over
         first = after
         while not is_over and builder.rows < BATCH_ROWS and builder.size < BATCH_BYTES:
-            started_s = time.monotonic()
             words = ("XRANGE", key, f"({after}", last, "COUNT", size)
             count, newest = connection.call(commands(words, effect=Effect.READ, builder=builder))
             if count:
                 after = newest.decode()
-                pace.rest(count, time.monotonic() - started_s)
+                pace.rest(count)
             is_over = count < size or after == last
         return builder.take(), first, after
 
@@ -102,31 +101,27 @@ def _gathered(
                 return
 
 
-#: A page that took longer was held up by something else.
-_LONGEST_REST_S: Final = 0.004
+#: How late a task may be and still make up for it: a sleep takes a bit longer than asked for.
+_SLACK_S: Final = 0.01
 
 
 class Pace:
-    """Keeps a task from taking all of the server: after each page it rests twice as long as that
-    took, and longer to stay below so many rows a second; 0 is no limit.
+    """Keeps a task below so many rows a second; 0 is no limit.
 
-    So there is always a moment for the commands of live workers, which else would wait for a page
-    at every step of a job.
+    Time that was not used is not made up for: live workers would feel that.
     """
 
     def __init__(self, rows_per_s: int) -> None:
         self._rows_per_s = rows_per_s
-        self._started_s = time.monotonic()
-        self._rows = 0
+        self._due_s = 0.0
 
-    def rest(self, rows: int, took_s: float) -> None:
-        """Sleep after a page of so many rows."""
-        rest_s = min(2 * took_s, _LONGEST_REST_S)
-        self._rows += rows
-        if self._rows_per_s:
-            due_s = self._started_s + self._rows / self._rows_per_s
-            rest_s = max(rest_s, due_s - time.monotonic())
-        time.sleep(rest_s)
+    def rest(self, rows: int) -> None:
+        """Sleep if the next rows would come too soon after these."""
+        if not self._rows_per_s:
+            return
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s - _SLACK_S) + rows / self._rows_per_s
+        time.sleep(max(0.0, self._due_s - now_s))
 
 
 def held_by(

@@ -1,7 +1,7 @@
 """Judges a run by its books: what is lost, unexpected, stuck or done too often, and how late."""
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -268,11 +268,19 @@ def _taken_over(facts: list[Fact], records: list[Record]) -> list[float]:
 
 
 def _resumed(facts: list[Fact], records: list[Record]) -> list[float]:
-    """For each fault, how long after its end the next job was done, by those it struck."""
+    """For each fault, how long after its end the next job was done, by those it struck.
+
+    Of several faults of the server with no job between them, the last one counts.
+    """
     ends = [fact for fact in facts if fact.kind == "end"]
     times = [fact.at_s for fact in ends]
     waits = []
+    outages_s = sorted(record.over_s for record in records if record.target == "server")
     for record in records:
+        if record.target == "server":
+            later = outages_s[bisect_right(outages_s, record.over_s) :]
+            if later and bisect_left(times, record.over_s) == bisect_left(times, later[0]):
+                continue
         for i in range(bisect_left(times, record.over_s), len(ends)):
             if not record.awaits or ends[i].who in record.awaits:
                 waits.append(round(times[i] - record.over_s, 3))

@@ -207,10 +207,27 @@ def _found_reconnect() -> str:
     )
 
 
+def _found_idle() -> str:
+    told = json.loads((RESULTS / "idle.json").read_text())
+    return (
+        f"{told['queues']} queues in one process: {told['cpu_percent']} % of a core, "
+        f"{told['commands_per_s_and_worker']} commands a second for each worker"
+    )
+
+
+def _found_hostile() -> str:
+    told = json.loads((RESULTS / "hostile.json").read_text())
+    first, most = told["rss_mb"]
+    return (
+        f"{told['done']:,} of {told['good']:,} good ones done, {told['buried']:,} of "
+        f"{told['broken']:,} broken ones buried, {first} → {most} MB"
+    )
+
+
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,
-    "G7": _found_reconnect,
+    "G7": _found_reconnect, "G13": _found_idle, "G15": _found_hostile,
 }  # fmt: skip
 SECTIONS: dict[str, Callable[[], str]] = {
     "chaos": chaos, "kinds": kinds, "commands": commands, "peers": peers,

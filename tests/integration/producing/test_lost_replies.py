@@ -131,7 +131,6 @@ CASES = [
 ]
 
 
-@pytest.mark.fault(16)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADDS)
 async def test_an_add_tells_the_truth(

@@ -1,0 +1,226 @@
+"""Handlers and callers that do what they should not: what would happen without protection."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from chasqui import Job, sync
+from chasqui.connection import Connection
+from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.queue import Queue
+from chasqui.request import Effect
+from tests.crash.test_broken_worker import BrokenWorker
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.ledger import Census, audit
+from tests.proxy import Proxy
+from tests.servers import Server
+
+Start = Callable[..., Running]
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+# ── They raise ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(48, control=True)
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_an_ack_whatever_was_raised_is_caught(
+    valkey_9: Server, queue_name: str, tmp_path: Path, error: type[BaseException]
+) -> None:
+    with sync.Queue(queue_name, redis_url=valkey_9.url) as queue:
+        queue.add("n", {"n": 0})
+    worker = BrokenWorker(valkey_9.url, queue_name, tmp_path, "careless")
+    ((entry_id, _),) = worker.take()
+    try:
+        raise error
+    except Exception:  # and so none of those above
+        return
+    except BaseException:
+        worker.ack(entry_id)
+    found = audit([0], worker.ledger.read(), Census.take(valkey_9.url, queue_name))
+    assert found.lost == {0}
+
+
+# ── They never return ───────────────────────────────────────────────────────────────────────────
+
+
+async def stuck(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, **options: Any
+) -> tuple[Running, bool]:
+    """A worker with one slot, in which a job never ends; whether the next one runs all the same."""
+    ran = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.name == "never":
+            await asyncio.get_running_loop().create_future()
+        ran.set()
+
+    running = start(handler, concurrency=1, claim_min_idle_ms=300, max_attempts=1, **options)
+    await queue.add("never", None)
+    await queue.add("next", None)
+    idle_ms = [0]
+
+    async def is_over() -> bool:
+        """The next one ran, or the lease of the first was renewed several times."""
+        for _, _, idle, _ in await redis("XPENDING", keys.stream, DEFAULT_GROUP, "-", "+", 1):
+            idle_ms.append(idle)
+        renewals = sum(b < a for a, b in itertools.pairwise(idle_ms))
+        return ran.is_set() or renewals >= 5
+
+    async def has_group() -> bool:
+        return bool(await redis("EXISTS", keys.stream) and await redis("XLEN", keys.stream))
+
+    await until(has_group, "jobs are there")
+    await until(lambda: _quietly(is_over), "one or the other")
+    return running, ran.is_set()
+
+
+async def _quietly(fact: Callable[[], Any]) -> bool:
+    try:
+        return bool(await fact())
+    except Exception as error:
+        if "NOGROUP" not in str(error):
+            raise
+        return False
+
+
+@pytest.mark.fault(49)
+async def test_a_time_limit_frees_the_slot(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    _, has_run = await stuck(queue, start, redis, keys, timeout_ms=100)
+    assert has_run
+
+
+@pytest.mark.fault(49, control=True)
+async def test_without_a_time_limit_the_slot_is_taken(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    running, has_run = await stuck(queue, start, redis, keys)
+    assert not has_run
+    running.worker.stop_now()
+
+
+# ── They block the loop ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(50, control=True)
+async def test_without_the_heartbeat_a_long_run_is_run_again(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretend(self: Heartbeat) -> int:
+        self._holdings.renewed(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(Heartbeat, "run_once", pretend)
+    runs: Counter[str] = Counter()
+    again = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        runs[job.id] += 1
+        if runs[job.id] == 2:
+            again.set()
+        await again.wait()
+
+    options = {"claim_min_idle_ms": 200, "read_block_ms": 50}
+    start(handler, **options)
+    start(handler, **options)
+    job = await queue.add("n", None)
+    await until(lambda: at_rest(redis, keys), "it is done")
+    assert runs[job.id] == 2
+
+
+# ── They fork ───────────────────────────────────────────────────────────────────────────────────
+
+
+@FORKS
+@pytest.mark.fault(51)
+async def test_a_handler_that_forks_leaves_the_links_alone(
+    server: Server,
+    queue: Queue,
+    queue_name: str,
+    start_at: Callable[..., Running],
+    make_proxy: Callable[[str], Proxy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The children add jobs on links of their own, and end in every way."""
+    proxy = make_proxy(server.url)
+    children: list[int] = []
+
+    async def handler(job: Job) -> None:
+        if job.name != "fork":
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                with sync.Queue(queue_name, redis_url=server.url) as own:
+                    own.add("child", None)
+            finally:
+                os._exit(0)
+        children.append(child)
+        await asyncio.to_thread(os.waitpid, child, 0)
+
+    running = start_at(proxy.url, handler, concurrency=4)
+    await queue.add_bulk([{"name": "fork", "data": None}] * 8)
+    await running.completed(16)
+    assert len(children) == 8
+    links = proxy.accepted
+    await queue.add("last", None)
+    await running.completed(17)
+    assert proxy.accepted == links, "no link was lost"
+    assert "dropped" not in caplog.text
+
+
+@FORKS
+@pytest.mark.fault(51, control=True)
+async def test_a_child_on_its_parents_link_is_caught(
+    redis_86: Server,
+    connect: Callable[..., Connection],
+    make_proxy: Callable[[str], Proxy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect(proxy.url)
+    await connection.execute("PING", effect=Effect.READ)
+    assert connection._link is not None
+    link = connection._link._transport.get_extra_info("socket").fileno()
+    child = os.fork()
+    if child == 0:
+        os.write(link, b"*1\r\n$4\r\nPING\r\n")
+        os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    await asyncio.to_thread(proxy.wait_for, lambda: proxy.open_links == 0)
+    assert "a reply that nobody asked for" in caplog.text
+
+
+# ── They cancel ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.fault(52, control=True)
+async def test_a_client_that_is_cancelled_before_its_answer_is_out_of_step(
+    valkey_9: Server,
+) -> None:
+    parts = urlsplit(valkey_9.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+
+    async def echo(tag: str) -> str:
+        writer.write(f"ECHO {tag}\r\n".encode())
+        await reader.readline()
+        return (await reader.readline()).decode().strip()
+
+    assert await echo("1") == "1"
+    cancelled = asyncio.create_task(echo("2"))
+    await asyncio.sleep(0)  # it has written
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert await echo("3") != "3"
+    writer.close()
+    await writer.wait_closed()
