@@ -10,7 +10,7 @@ from tests.crash.load import Load, Seed
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize(
-    "restarts", [4, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(120)])]
+    "restarts", [4, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(120)])]
 )
 def test_rolling_restarts_repeat_and_lose_nothing(fleet: Fleet, restarts: int) -> None:
     seed = Seed()

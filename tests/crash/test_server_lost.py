@@ -14,12 +14,12 @@ BACK_S = 5.0
 #: Longer than any outage here, so that no lease lapses and every extra run is a fault.
 LONG_LEASE_MS = 20_000
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(180)]
+LONG = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("crashes", [4, pytest.param(20, marks=SLOW)])
+@pytest.mark.parametrize("crashes", [4, pytest.param(20, marks=LONG)])
 def test_a_server_that_crashes_and_comes_back(
     private_server: Callable[..., Server],
     make_fleet: Callable[[str], Fleet],
@@ -52,7 +52,7 @@ def test_a_server_that_crashes_and_comes_back(
 
 
 @pytest.mark.fault(14)
-@pytest.mark.parametrize("cuts", [15, pytest.param(50, marks=SLOW)])
+@pytest.mark.parametrize("cuts", [15, pytest.param(50, marks=LONG)])
 def test_links_that_the_server_cuts(fleet: Fleet, cuts: int) -> None:
     """Only ours: the run's server has other clients."""
     seed = Seed()
