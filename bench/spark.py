@@ -70,6 +70,8 @@ class Bench:
         self.spark = spark
         self.rows = rows
         self.rates: dict[str, list[float]] = {}
+        #: Where live workers may run; None is anywhere.
+        self.live_cores: set[int] | None = None
         self._number = 0
 
     def fresh(self) -> Keys:
@@ -226,6 +228,8 @@ class Bench:
     def live_p99(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> float:
         command = [sys.executable, "-c", LIVE, self.server.url, str(seconds)]
         live = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        if self.live_cores is not None:
+            os.sched_setaffinity(live.pid, self.live_cores)
         while meanwhile is not None and live.poll() is None:
             meanwhile()
         told, _ = live.communicate()
@@ -268,8 +272,12 @@ def main() -> int:
     return 0
 
 
-def step_back() -> None:
-    """Give Spark's processes, and those that they start from now on, the lowest priority."""
+def set_apart(bench: Bench) -> None:
+    """Give Spark one core, and another one to the server and the live workers: as if it were on
+    machines of its own, where it takes nothing from them but turns at Redis."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    bench.live_cores = {first}
+    _pin(bench.server.pid, {first})
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -277,15 +285,17 @@ def step_back() -> None:
                 stat = (entry / "stat").read_text()
                 parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
     for pid in parents:
-        command = ""
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_text()
         above = pid
         while above in parents and above != os.getpid():
             above = parents[above]
-        if above == os.getpid() and ("java" in command or "pyspark" in command):
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+        if above == os.getpid() and pid != bench.server.pid:
+            _pin(pid, {last})
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def measure(bench: Bench, rounds: int) -> str:
@@ -355,39 +365,36 @@ def measure(bench: Bench, rounds: int) -> str:
 
 
 def live(bench: Bench, rounds: int) -> str:
-    """How many times longer jobs of live workers take at the 99th percentile: while all of a queue
-    is read, beside processes that only spin, while it is read by processes that step back."""
+    """How many times longer jobs of live workers take at the 99th percentile while a whole queue is
+    read: on cores of its own, on the same cores, and beside processes that only spin there."""
     keys = bench.write("filled", "exactly_once")
     reading = lambda: bench.read("meanwhile", keys)  # noqa: E731
     reading()
-    spinning = [sys.executable, "-c", "while True: pass"]
-    alone, found = list[float](), dict[str, list[float]]()
+    lines = ["| live p99 | alone, ms | beside it, ms | ratio | target |"]
+    lines.append("| --- | ---: | ---: | ---: | --- |")
 
-    def look(what: str, meanwhile: Callable[[], None] | None = None) -> None:
-        alone.append(bench.live_p99(LIVE_S))
-        found.setdefault(what, []).append(bench.live_p99(LIVE_S, meanwhile))
-        print(f"alone {alone[-1]:.2f} ms, {what} {found[what][-1]:.2f} ms", file=sys.stderr)
+    def look(what: str, target: str, meanwhile: Callable[[], None] | None) -> None:
+        alone, beside = list[float](), list[float]()
+        for _ in range(rounds):
+            alone.append(bench.live_p99(LIVE_S))
+            spinners = []
+            if meanwhile is None:
+                spinning = [sys.executable, "-c", "while True: pass"]
+                spinners = [subprocess.Popen(spinning) for _ in range(TASKS)]
+            try:
+                beside.append(bench.live_p99(LIVE_S, meanwhile))
+            finally:
+                for spinner in spinners:
+                    spinner.kill()
+                    spinner.wait()
+        one, other = statistics.median(alone), statistics.median(beside)
+        lines.append(f"| {what} | {one:.2f} | {other:.2f} | {other / one:.2f} | {target} |")
+        print(lines[-1], file=sys.stderr, flush=True)
 
-    for _ in range(rounds):
-        look("a full read at nice 0, on the same cores", reading)
-        # The cores are shared: so much of it is not for what is read, but for who computes.
-        spinners = [subprocess.Popen(spinning) for _ in range(TASKS)]
-        try:
-            found.setdefault(f"{TASKS} processes that only spin", []).append(bench.live_p99(LIVE_S))
-        finally:
-            for spinner in spinners:
-                spinner.kill()
-                spinner.wait()
-    step_back()
-    for _ in range(rounds):
-        look("a full read at nice 19", reading)
-    quiet = statistics.median(alone)
-    lines = ["| live p99 beside | ms | / alone | target |", "| --- | ---: | ---: | --- |"]
-    lines.append(f"| nothing | {quiet:.2f} | | |")
-    for what, times in found.items():
-        target = "at most 1.5" if "19" in what else ""
-        one = statistics.median(times)
-        lines.append(f"| {what} | {one:.2f} | {one / quiet:.2f} | {target} |")
+    look("a full read on the same cores", "", reading)
+    look(f"{TASKS} processes that only spin on them", "", None)
+    set_apart(bench)
+    look("a full read on cores of its own", "at most 1.5", reading)
     return "\n".join([*lines, "", f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s.", ""])
 
 
