@@ -1,0 +1,229 @@
+"""Processes without descriptors or memory, and processes that end in the middle of everything."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+
+ROOT = Path(__file__).parents[2]
+#: How long a process may take to end; the control waits that long for one that does not.
+END_S = 20.0
+HANG_S = 3.0
+
+PREAMBLE = """
+import asyncio, os, resource, sys, threading
+from chasqui import ChasquiError, Queue, Worker, sync
+url, name = sys.argv[1:]
+
+def files():
+    return len(os.listdir("/proc/self/fd"))
+
+def next_file():
+    # No descriptor is free below this one.
+    number = os.dup(0)
+    os.close(number)
+    return number
+
+async def handler(job):
+    pass
+"""
+
+
+def run(body: str, server: Server, queue_name: str, limit_s: float = END_S) -> tuple[int, str]:
+    """The exit code of a program, and what it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", PREAMBLE + body, server.url, queue_name],
+        cwd=ROOT, capture_output=True, text=True, timeout=limit_s,
+    )  # fmt: skip
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+# ── Limits ──────────────────────────────────────────────────────────────────────────────────────
+
+FILES_ASYNC = """
+async def main():
+    async with Queue(name, redis_url=url) as warm:
+        await warm.add("n", None)
+    before = files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_file(), hard))
+    for _ in range(50):
+        queue = Queue(name, redis_url=url)
+        try:
+            await queue.add("n", None)
+            sys.exit("it had a descriptor")
+        except ChasquiError as error:
+            pass
+        await queue.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    async with Queue(name, redis_url=url) as queue:
+        await queue.add("n", None)
+    await asyncio.sleep(0)
+    if files() > before:
+        sys.exit(f"{files() - before} descriptors leaked")
+asyncio.run(main())
+print("fine")
+"""
+
+FILES_SYNC = """
+with sync.Queue(name, redis_url=url) as warm:
+    warm.add("n", None)
+before = files()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (next_file(), hard))
+for _ in range(50):
+    with sync.Queue(name, redis_url=url) as queue:
+        try:
+            queue.add("n", None)
+            sys.exit("it had a descriptor")
+        except ChasquiError:
+            pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+with sync.Queue(name, redis_url=url) as queue:
+    queue.add("n", None)
+if files() > before:
+    sys.exit(f"{files() - before} descriptors leaked")
+print("fine")
+"""
+
+MEMORY = """
+def used():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+with sync.Queue(name, redis_url=url) as queue:
+    queue.add("n", None)
+    data = ["x" * 1000] * 900
+    jobs = [{"name": "n", "data": data}] * 500
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used() + (48 << 20), hard))
+    try:
+        queue.add_bulk(jobs)
+        print("it had the memory")
+    except (ChasquiError, MemoryError) as error:
+        print(type(error).__name__)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    queue.add("n", None)
+print("fine")
+"""
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize("program", [FILES_ASYNC, FILES_SYNC], ids=["asyncio", "blocking"])
+def test_without_descriptors_calls_fail_and_nothing_leaks(
+    redis_86: Server, queue_name: str, program: str
+) -> None:
+    assert run(program, redis_86, queue_name) == (0, "fine\n")
+
+
+@pytest.mark.fault(53)
+def test_without_memory_a_call_fails_and_the_next_one_works(
+    redis_86: Server, queue_name: str
+) -> None:
+    code, printed = run(MEMORY, redis_86, queue_name)
+    assert (code, printed.split()[-1]) == (0, "fine"), printed
+
+
+@pytest.mark.fault(53, control=True)
+def test_a_descriptor_that_leaks_is_caught(redis_86: Server, queue_name: str) -> None:
+    leaky = FILES_ASYNC.replace("    await asyncio.sleep(0)\n", "    leak = os.dup(0)\n")
+    code, printed = run(leaky, redis_86, queue_name)
+    assert code == 1
+    assert "1 descriptors leaked" in printed
+
+
+# ── The end ─────────────────────────────────────────────────────────────────────────────────────
+
+ENDS = {
+    "queue left open": ("queue = sync.Queue(name, redis_url=url)\nqueue.add('n', None)\n", 0),
+    "queue of a dead loop": (
+        "queue = Queue(name, redis_url=url)\nasyncio.run(queue.add('n', None))\n",
+        0,
+    ),
+    "exit beside a worker in a thread": (
+        """
+def work():
+    asyncio.run(Worker(name, handler, redis_url=url).run())
+
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+with sync.Queue(name, redis_url=url) as queue:
+    job = queue.add("n", None)
+sys.exit(3)
+""",
+        3,
+    ),
+    "exit in a handler": (
+        """
+async def leave(job):
+    sys.exit(5)
+
+with sync.Queue(name, redis_url=url) as queue:
+    queue.add("n", None)
+asyncio.run(Worker(name, leave, redis_url=url).run())
+""",
+        5,
+    ),
+    "exit while calls wait": (
+        """
+async def main():
+    queue = Queue(name, redis_url=url)
+    await queue.add("n", None)
+    calls = [asyncio.ensure_future(queue.add("n", None)) for _ in range(100)]
+    await asyncio.sleep(0)
+    sys.exit(7)
+
+asyncio.run(main())
+""",
+        7,
+    ),
+}
+
+
+@pytest.mark.fault(54)
+@pytest.mark.parametrize("how", ENDS)
+def test_the_interpreter_ends_without_a_hang_or_a_crash(
+    redis_86: Server, queue_name: str, how: str
+) -> None:
+    program, expected = ENDS[how]
+    code, printed = run(program, redis_86, queue_name)
+    assert code == expected, printed
+    for sign in ("Fatal", "Segmentation", "core dumped"):
+        assert sign not in printed
+
+
+@pytest.mark.fault(54)
+def test_an_interrupt_ends_a_worker_in_order(redis_86: Server, queue_name: str) -> None:
+    program = """
+async def main():
+    worker = Worker(name, handler, redis_url=url)
+    running = asyncio.ensure_future(worker.run())
+    async with Queue(name, redis_url=url) as queue:
+        await queue.add("n", None)
+        while not worker.health():
+            await asyncio.sleep(0.01)
+    print("up", flush=True)
+    await running
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + program, redis_86.url, queue_name],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        printed = process.stdout.read()
+        assert process.wait(END_S) in (-signal.SIGINT, 130, 1), printed
+    assert "Fatal" not in printed
+
+
+@pytest.mark.fault(54, control=True)
+def test_a_thread_that_never_ends_is_caught(redis_86: Server, queue_name: str) -> None:
+    program = "threading.Thread(target=threading.Event().wait).start()\nsys.exit(0)\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(program, redis_86, queue_name, HANG_S)
