@@ -165,6 +165,7 @@ class Acker:
 
     def _finished(self, batch: "Batch", lost: list[bytes]) -> None:
         self._inflight.discard(batch)
+        batch.request = None  # which holds the batch: it would wait for the garbage collector
         if lost:
             self._on_lost(lost)
         if not self._inflight and not self._ids and not self._results:

@@ -192,6 +192,7 @@ class Relocator:
 
     def _finished(self, batch: "MoveBatch") -> None:
         self._inflight.discard(batch)
+        batch.request = None  # which holds the batch: it would wait for the garbage collector
         if not self._inflight and not self._moves:
             self._empty.set()
 

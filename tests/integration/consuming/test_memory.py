@@ -16,7 +16,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: The first jobs fill pools, caches and free lists.
 WARM_UP = 100_000
 #: What an allocator may still take; an id kept of each job of a long run would be much more.
-MAX_GROWTH_BYTES = 10_000_000
+MAX_GROWTH_BYTES = 5_000_000
 
 
 def rss_bytes() -> int:
