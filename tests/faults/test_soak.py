@@ -1,0 +1,205 @@
+"""Hours of work in a minute: links break every moment, and in the end all is as it was."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui import Queue, Worker
+from chasqui.consumer import Health
+from tests.core.memory import rss_bytes
+from tests.proxy import Proxy
+from tests.servers import Server
+
+#: Rounds until pools, caches and free lists are full, then those that count.
+WARM_UP, ROUNDS = 10, 30
+JOBS = 200
+#: What may be more in the end: what an allocator holds on to, and the server's own.
+RSS_BYTES, SERVER_BYTES = 4 << 20, 1 << 20
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process and its server hold."""
+
+    rss_bytes: int
+    files: int
+    tasks: int
+    server_bytes: int
+    #: Those that do not end by themselves.
+    keys: int
+
+    @classmethod
+    def take(cls, client: redis_py.Redis) -> "Footprint":
+        client.memory_purge()
+        return cls(
+            rss_bytes(),
+            len(os.listdir("/proc/self/fd")),
+            len(asyncio.all_tasks()),
+            client.info("memory")["used_memory"],
+            sum(client.ttl(key) == -1 for key in client.scan_iter(count=1000)),
+        )
+
+    def excess(self, before: "Footprint") -> dict[str, int]:
+        """What has grown beyond what it may."""
+        may = {"rss_bytes": RSS_BYTES, "server_bytes": SERVER_BYTES}
+        grown = {name: value - getattr(before, name) for name, value in vars(self).items()}
+        return {name: by for name, by in grown.items() if by > may.get(name, 0)}
+
+
+class Soak:
+    """A queue and a worker behind a proxy that cuts their links, round after round."""
+
+    def __init__(self, server: Server, proxy: Proxy, queue_name: str) -> None:
+        self._proxy = proxy
+        self._client = redis_py.Redis.from_url(server.url)
+        self._done = 0
+        self._queue = Queue(queue_name, redis_url=proxy.url)
+        self._worker = Worker(
+            queue_name,
+            self._handle,
+            redis_url=proxy.url,
+            events_enabled=False,
+            store_results=True,
+            result_ttl_ms=200,
+            read_block_ms=500,
+        )
+
+    async def _handle(self, job: Any) -> int:
+        if job.name == "again" and job.attempt == 0:
+            raise ValueError("not yet")
+        self._done += 1
+        return self._done
+
+    async def round(self) -> None:
+        """Jobs of every kind, and cut links before, between and behind them."""
+        target = self._done + JOBS
+        for part in range(4):
+            kinds: list[dict[str, Any]] = [{}, {"delay_ms": 10}, {"attempts": 3, "backoff": 5}, {}]
+            names = ["plain", "later", "again", "plain"]
+            await self._queue.add_bulk(
+                [{"name": names[n % 4], "data": {"n": n}, **kinds[n % 4]} for n in range(JOBS // 4)]
+            )
+            if part % 2:
+                self._proxy.cut()
+        while self._done < target:  # noqa: ASYNC110 - the jobs are done when they are done
+            await asyncio.sleep(0.005)
+
+    async def rest(self) -> Footprint:
+        """Wait until nothing is on its way; what is held then."""
+        health = self._worker.health()
+        while health is None or _is_busy(health) or self._results():
+            await asyncio.sleep(0.01)
+            health = self._worker.health()
+        return Footprint.take(self._client)
+
+    def _results(self) -> bool:
+        return any(True for _ in self._client.scan_iter("*:result:*", count=1000))
+
+    async def run(self, rounds: int, harm: Callable[[], None] = lambda: None) -> dict[str, int]:
+        """What is held too much after so many rounds."""
+        async with self._queue, self._worker:
+            running = asyncio.ensure_future(self._worker.run())
+            for _ in range(WARM_UP):
+                await self.round()
+            before = await self.rest()
+            for _ in range(rounds):
+                await self.round()
+                harm()
+            after = await self.rest()
+            await self._worker.close()
+            await running
+        print(f"{before}\n{after}\n{self._proxy.accepted} links")
+        self._client.close()
+        return after.excess(before)
+
+
+def _is_up(health: Health | None) -> bool:
+    return health is not None and health.is_connected
+
+
+def _is_busy(health: Health) -> bool:
+    busy = health.running + health.prefetched + health.acks_waiting + health.moves_waiting
+    return bool(busy) or not health.is_connected
+
+
+@pytest.fixture
+def soak(
+    private_server: Callable[..., Server], make_proxy: Callable[[str], Proxy], queue_name: str
+) -> Callable[[str], Soak]:
+    """Makes one at a server of its own."""
+
+    def make(kind: str) -> Soak:
+        server = private_server(kind)
+        return Soak(server, make_proxy(server.url), queue_name)
+
+    return make
+
+
+@pytest.mark.fault(55)
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9", "redis-6.2"])
+async def test_all_is_as_it_was(soak: Callable[[str], Soak], kind: str) -> None:
+    assert await soak(kind).run(ROUNDS) == {}
+
+
+@pytest.mark.fault(55)
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+async def test_all_is_as_it_was_after_hours(soak: Callable[[str], Soak]) -> None:
+    assert await soak("redis-8.6").run(50_000) == {}
+
+
+@pytest.mark.fault(55, control=True)
+@pytest.mark.slow
+async def test_what_leaks_a_little_each_round_is_caught(soak: Callable[[str], Soak]) -> None:
+    kept: list[Any] = []
+
+    def leak() -> None:
+        kept.append((bytearray(os.urandom(1 << 20)), os.dup(0)))
+
+    try:
+        excess = await soak("redis-8.6").run(8, leak)
+    finally:
+        for _, descriptor in kept:
+            os.close(descriptor)
+    assert excess.keys() == {"rss_bytes", "files"}
+
+
+@pytest.mark.fault(55)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("queues", "watched_s"),
+    [(20, 10.0), pytest.param(100, 60.0, marks=[pytest.mark.long, pytest.mark.timeout(300)])],
+)
+async def test_idle_queues_cost_next_to_nothing(
+    private_server: Callable[..., Server], queue_name: str, queues: int, watched_s: float
+) -> None:
+    """At most two commands a second for each worker."""
+    server = private_server("redis-8.6")
+
+    async def handler(job: Any) -> None:
+        pass
+
+    workers = [Worker(f"{queue_name}-{n}", handler, redis_url=server.url) for n in range(queues)]
+    running = [asyncio.ensure_future(worker.run()) for worker in workers]
+    with redis_py.Redis.from_url(server.url) as client:
+        for worker in workers:
+            while not _is_up(worker.health()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        before, cpu_s = client.info("stats")["total_commands_processed"], time.process_time()
+        await asyncio.sleep(watched_s)  # the rate is the fact
+        commands = client.info("stats")["total_commands_processed"] - before
+        cpu_s = time.process_time() - cpu_s
+    for worker in workers:
+        await worker.close()
+    await asyncio.gather(*running)
+    rate = commands / watched_s / queues
+    print(f"{rate:.2f} commands/s per worker, {cpu_s / watched_s:.2%} of a core")
+    assert rate <= 2.0 + 5 / watched_s
