@@ -31,6 +31,8 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     if not asked.report:
         measure(asked, out, console)
+    elif not (out / "raw.jsonl").exists():
+        sys.exit(f"{out} holds no results yet: measure first, without --report")
     results = Results.load(out / "raw.jsonl")
     images = draw(results, out, console)
     written = blocks(results, images)

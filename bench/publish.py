@@ -8,6 +8,7 @@ from bench.document import Block, Code, Heading, Image, Table, Text, markdown
 from bench.environments import ROOT
 from bench.flames import GRAPHS
 from bench.libraries import LIBRARIES
+from bench.lines import all_checks
 from bench.report import growth, machine, table_of, targets, troubles
 from bench.results import Results, Row
 from bench.scenarios import SCENARIOS
@@ -41,6 +42,45 @@ NOT_MEASURED = """\
 - Clusters, TLS, and managed services."""
 
 
+#: What holds a line that is short, and what was tried: shown while it is.
+HOLDS = {
+    3: """\
+One call is one round trip, and most of it is two processes that wake each other; the raw socket has
+that too, but no event loop around it. What is left is the caller's list of dicts, packing, and one
+turn of the loop. Tried: packing all entries in one C call (kept, by far the most), making the `Job`
+objects while the server works (kept), writing at once instead of at the end of the loop's turn
+(kept), a compiled `Job` (hardly faster, not kept), several chunk sizes (no difference).""",
+    4: """\
+Before the first byte leaves, every entry is checked and packed: one bad entry, and nothing is sent.
+The server idles meanwhile, and again while the caller builds the next list of dicts. Tried: chunks
+of 125, 250, 500 and 1000 jobs (no difference), packing in one C call (kept), `Job` objects while
+the server works (kept), a leaner script (kept; it makes the yardstick faster as well).""",
+    5: """\
+Options are looked at one by one in Python, so that errors can name them. Tried: one look at each
+entry's keys instead of one for each option (kept), a backoff that many share encoded once (kept),
+packing the plain part in C (kept).""",
+    6: """\
+What a job costs is its entry, its payload, a `Job`, and the handler's own coroutine. Tried:
+decoding the payload in the core straight from the envelope (kept), one look at an entry instead of
+four (kept), acks that the garbage collector need not find (kept), a compiled `Job` (hardly faster,
+not kept).""",
+    7: """\
+As without events, and two more commands a job, built in the core. The server is busy all the time,
+so this is CPU and not rate. Tried: writing events without a Python object on the way (kept), one
+write for the events of many jobs (kept), decoding in the core (kept).""",
+    8: """\
+A failed run is a move to the delayed set and one back, and the server's time in the two scripts is
+most of it. Tried: acknowledging what moved in one command a batch (kept), removing what was
+promoted in one command a batch (kept), locals instead of globals in Lua (kept), asking for the
+current task only where a run was cancelled (kept).""",
+    9: """\
+Three processes wake each other, which is nearly all of the time; the slowest hundredth is what the
+machine does. Tried: handing entries out in the turn of the loop in which they arrive (kept, a tenth
+of the median), sending a single add at once instead of at the end of the turn (no gain, not kept),
+uvloop (in use).""",
+}
+
+
 def publish(results: Results, out: Path, drawn: dict[str, str]) -> Path:
     """Write the page, its images and the raw rows; the page's path."""
     if FOLDER.exists():
@@ -71,7 +111,8 @@ def blocks(results: Results, images: dict[str, str], out: Path) -> list[Block]:
     ]
     if "overview" in images:
         made += [Heading("At a glance"), Image("chasqui against each library", images["overview"])]
-    made += [Heading("Against the targets"), *targets(results), Heading("Scenario by scenario")]
+    made += [Heading("Against the targets"), *targets(results), *holds(results)]
+    made.append(Heading("Scenario by scenario"))
     for scenario in SCENARIOS:
         table = table_of(results, scenario.name)
         if table is None:
@@ -93,6 +134,16 @@ def blocks(results: Results, images: dict[str, str], out: Path) -> list[Block]:
         )
     )
     return made
+
+
+def holds(results: Results) -> list[Block]:
+    """For each line that is short, what holds it."""
+    short = {check.line for check in all_checks() if check.verdict(results) == "SHORT"}
+    found = [(line, HOLDS[line]) for line in sorted(short) if line in HOLDS]
+    if not found:
+        return []
+    made: list[Block] = [Heading("What holds the lines that are short", 3)]
+    return made + [Text(f"**Line {line}.** " + text.replace("\n", " ")) for line, text in found]
 
 
 def core(results: Results) -> list[Block]:
