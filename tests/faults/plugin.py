@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tests.faults.catalogue import marks_of
+from tests.servers import KINDS, remote_servers
 
 #: Where the result of a test stands that needs no server.
 ANY_SERVER = "any server"
 _OPTION = "--fault-results"
 #: Fixtures that give a server of one kind.
 _FIXTURES = {"valkey_9": "valkey-9", "redis_62": "redis-6.2", "redis_86": "redis-8.6"}
+_KINDS = [*KINDS, *(server.name for server in remote_servers())]
 #: Parameters that name a kind of server.
 _PARAMETERS = ("server", "kind", "cluster", "watched")
 
@@ -44,7 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _servers_of(item: pytest.Item) -> Iterable[str]:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    yield from (str(parameters[name]) for name in _PARAMETERS if name in parameters)
+    chosen = (parameters.get(name) for name in _PARAMETERS)
+    yield from (kind for kind in chosen if kind in _KINDS)
     yield from (
         kind for name, kind in _FIXTURES.items() if name in getattr(item, "fixturenames", ())
     )
