@@ -17,7 +17,7 @@ from tests.proxy import Proxy
 from tests.servers import Server
 
 #: Rounds until pools, caches and free lists are full, then those that count.
-WARM_UP, ROUNDS = 10, 30
+WARM_UP, ROUNDS = 4, 10
 JOBS = 200
 #: What may be more in the end: what an allocator holds on to, and the server's own.
 RSS_BYTES, SERVER_BYTES = 4 << 20, 1 << 20
