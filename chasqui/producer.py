@@ -212,7 +212,7 @@ class Producer:
     ) -> asyncio.Future[tuple[str, int]]:
         """Add one checked job without delay or id of its own; its id and creation time to be.
 
-        Adds of one turn of the event loop share a chunk.
+        Adds of one turn of the event loop share chunks, of TURN_JOBS at most.
         """
         turn, size = self._turn, len(payload)
         if (
