@@ -175,7 +175,8 @@ class AddSettings:
 
     def check_fits(self, batch: Batch) -> None:
         """Refuse to wait for room that can never be."""
-        if self.on_full == "wait" and batch.immediate() > (self.max_backlog or 0):
+        limit = self.max_backlog
+        if limit is not None and self.on_full == "wait" and batch.immediate() > limit:
             raise ValueError(
                 f"{batch.immediate()} jobs at once never fit into max_backlog={self.max_backlog}"
             )

@@ -84,15 +84,19 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
     names: list[str] = []
     given: list[Any] = []
     special: list[int] = []
+    entries = list(entries)  # as they are now, each read once
     i, total = 0, len(entries)
     while (i := pack_rows(entries, i, _MAX_BYTES, payloads, names, given, special)) < total:
         entry = entries[i]
+        if not isinstance(entry, Mapping):
+            raise TypeError(f"jobs[{i}] must be a dict, got {type(entry).__name__}")
         try:
             names.append(check_job_name(entry["name"] or ""))
-            payloads.append(payload.encode(entry["data"]))
-            given.append(entry["data"])
+            data = entry["data"]
+            payloads.append(payload.encode(data))
+            given.append(data)
         except Exception as error:
-            raise _at(i, entry, error) from None
+            raise _at(i, error) from None
         if len(entry) != 2:
             special.append(i)
         i += 1
@@ -109,8 +113,9 @@ def _take_options(
     ids: list[str | None] = [None] * total
     retries: list[bytes | None] = [None] * total
     kinds, dues = [0] * total, [0] * total
-    #: What was encoded before, by the attempts and the very object that says the backoff.
-    encoded: dict[tuple[int | None, int], bytes | None] = {}
+    # What was encoded before, by the attempts and the very object that says the backoff; that is
+    # kept here, so that no other gets its address.
+    encoded: dict[tuple[int | None, int], tuple[bytes | None, object]] = {}
     for i in special:
         entry = entries[i]
         get = entry.get
@@ -131,12 +136,12 @@ def _take_options(
                 known = (attempts, id(backoff))
                 if attempts is not None and type(attempts) is not int:
                     retries[i] = retry_of(attempts, backoff)
-                elif known not in encoded:
-                    retries[i] = encoded[known] = retry_of(attempts, backoff)
                 else:
-                    retries[i] = encoded[known]
+                    if known not in encoded:
+                        encoded[known] = retry_of(attempts, backoff), backoff
+                    retries[i] = encoded[known][0]
         except Exception as error:
-            raise _at(i, entry, error) from None
+            raise _at(i, error) from None
     if any(retries):
         batch.retries = retries
     if any(kinds):
@@ -244,16 +249,16 @@ def retry_of(attempts: object, backoff: BackoffLike | None) -> bytes | None:
     )
 
 
-def _at(index: int, entry: object, error: Exception) -> Exception:
+def _at(index: int, error: Exception) -> Exception:
     """The same error, saying which entry it is about."""
     if isinstance(error, KeyError):
-        return ValueError(f"jobs[{index}]: {error.args[0]!r} is missing")
-    if not isinstance(entry, Mapping):
-        return TypeError(f"jobs[{index}] must be a dict, got {type(entry).__name__}")
+        return ValueError(f"jobs[{index}]: {error} is missing")
     if isinstance(error, TypeError):
         return TypeError(f"jobs[{index}]: {error}")
     if isinstance(error, PayloadTooLargeError):
         return PayloadTooLargeError(error.size, error.limit, f"jobs[{index}]: the payload")
     if isinstance(error, PayloadError):
         return PayloadError(f"jobs[{index}]: {error}")
-    return ValueError(f"jobs[{index}]: {error}") if isinstance(error, ValueError) else error
+    if isinstance(error, ValueError | OverflowError | BufferError):
+        return ValueError(f"jobs[{index}]: {error}")
+    return error

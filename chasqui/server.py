@@ -270,9 +270,10 @@ def _warn_if_unsafe(profile: ServerProfile) -> None:
 
 def warn_if_early(hello: Any) -> None:
     """Say it once if the server that answered HELLO so may confirm what is not on the disk."""
-    profile = ServerProfile(*_from_hello(hello), waitaof=True)
-    seen = (profile.name, profile.version)
-    if profile.confirms_early and seen not in _warned_of_disk:
+    name, version = _from_hello(hello)
+    profile = ServerProfile(name, version, waitaof=True)
+    seen = (name, version)
+    if any(version) and profile.confirms_early and seen not in _warned_of_disk:
         _warned_of_disk.add(seen)
         logger.warning(
             "%s may confirm durable adds up to a second before they are on its disk, "

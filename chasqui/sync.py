@@ -388,6 +388,9 @@ class Queue:
     @contextmanager
     def _following(self, job_id: str, since_ms: int | None) -> Iterator[Follower]:
         """A reader of the job's events, on a connection that no other thread uses meanwhile."""
+        if since_ms is None:
+            # An id tells when it was drawn, by a clock that may be another one than ours.
+            since_ms = max(0, drawn_ms(job_id) - FOUND_WITHIN_MS)
         try:
             connection = self._followers.pop()
         except IndexError:
@@ -397,9 +400,6 @@ class Queue:
                 client_name=CLIENT_NAME,
                 credential_provider=self._credential_provider,
             )
-        if since_ms is None:
-            # An id tells when it was drawn, by a clock that may be another one than ours.
-            since_ms = max(0, drawn_ms(job_id) - FOUND_WITHIN_MS)
         try:
             yield Follower(connection, self._plans.keys, job_id, since_ms)
         finally:

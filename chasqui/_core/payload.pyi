@@ -1,9 +1,8 @@
-from collections.abc import Sequence
 from typing import Any
 
 def pack(value: object, max_bytes: int) -> bytes | None: ...
 def pack_rows(
-    entries: Sequence[Any],
+    entries: list[Any],
     start: int,
     max_bytes: int,
     payloads: list[bytes],

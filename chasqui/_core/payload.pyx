@@ -4,6 +4,7 @@ Whoever finds a value here that is not plain takes it to the msgpack library: so
 value that is refused, have one home outside.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_CheckExact
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
@@ -58,7 +59,8 @@ def pack(value, Py_ssize_t max_bytes):
     return packed
 
 
-def pack_rows(entries, Py_ssize_t start, Py_ssize_t max_bytes, list payloads not None, list names not None,
+@cython.boundscheck(True)          # a key's __eq__ is anybody's code, and may change the lists
+def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, list payloads not None, list names not None,
               list data not None, list special not None):
     """Pack `data` of the entries from `start` on, as long as they are plain; the index of the first that is not.
 
@@ -66,8 +68,8 @@ def pack_rows(entries, Py_ssize_t start, Py_ssize_t max_bytes, list payloads not
     the index of one that has more than these two to `special`.
     """
     cdef CommandBuffer out = CommandBuffer()
-    cdef Py_ssize_t i = start, total = len(entries)
-    while i < total:
+    cdef Py_ssize_t i = start
+    while i < len(entries):
         entry = entries[i]
         if not PyDict_CheckExact(entry):
             break

@@ -35,7 +35,7 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
         "xdel set del unlink zrem scan",
     ),
 }
-_CALL = re.compile(rb"redis\.p?call\('(\w+)'(?:, '([A-Z]+)')?")
+_CALL = re.compile(rb"\bp?call\('(\w+)'(?:, '([A-Z]+)')?")
 #: Commands whose second word is a command of its own.
 _CONTAINERS = ("xinfo", "xgroup")
 

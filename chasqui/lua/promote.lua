@@ -65,7 +65,7 @@ local function add_traced(id, envelope, name)
   end
   local reply = redis.pcall('XADD', unpack(fields))
   if type(reply) ~= 'table' then
-    call('DEL', key)
+    redis.pcall('DEL', key)
   end
   return reply
 end
