@@ -509,6 +509,20 @@ class Connection:
         self._watch = self._loop.call_later(_WATCH_S, self._check_deadlines) if is_busy else None
 
 
+class _Told:
+    """The outcome of a request that was given up: there is nobody left to tell."""
+
+    def done(self) -> bool:
+        return True
+
+
+_TOLD = _Told()
+
+
 def _fail(request: Request, error: Exception) -> None:
-    if not request.outcome.done():
-        request.outcome.set_exception(error)
+    """Give a request up. An outcome of the caller's own may never count as done: it is told once,
+    and the request, wherever it still is, is nobody's from now on."""
+    outcome = request.outcome
+    if not outcome.done():
+        request.outcome = _TOLD
+        outcome.set_exception(error)

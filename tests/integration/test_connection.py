@@ -279,6 +279,48 @@ async def test_a_silent_host_ends_at_the_deadline(
         await connect(proxy.url, request_timeout_s=0.2).submit(echo("x"))
 
 
+class Tally:
+    """An outcome that wants to hear more, whatever it was told, as acks and events do."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any, /) -> None:
+        self.told.append(reply)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.told.append(error)
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "unsent"])
+async def test_a_request_that_was_given_up_is_told_once_and_never_sent_again(
+    server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str, is_sent: bool
+) -> None:
+    proxy = make_proxy(server.url)
+    connection, tally = connect(proxy.url, request_timeout_s=0.3), Tally()
+    await connection.connect()
+    if is_sent:
+        proxy.fail(Fault.SWALLOW, "INCR")
+    else:
+        proxy.is_refusing = True
+        proxy.cut()
+        await asyncio.to_thread(proxy.wait_for, lambda: not proxy._links)
+    connection.post(incr(queue_name, Effect.IDEMPOTENT), tally)
+    await until(lambda: bool(tally.told))
+    if not is_sent:
+        with pytest.raises(UnreachableError):  # by then deadlines were looked at again
+            await connection.submit(echo("still gone"))
+        proxy.is_refusing = False
+    assert await connection.submit(echo("back")) == b"back"
+    assert len(tally.told) == 1
+    assert isinstance(tally.told[0], OutcomeUnknownError if is_sent else UnreachableError)
+    value = await connection.execute("GET", queue_name, effect=Effect.READ)
+    assert value == (b"1" if is_sent else None)
+
+
 async def test_a_lost_server_is_waited_for_until_the_deadline(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
 ) -> None:
