@@ -25,7 +25,8 @@ _YEAR_9999_MS = 253_370_764_800_000
 _VALUE_CHARS = 80
 _COLOURS = {"completed": 32, "failed": 33, "retry-scheduled": 33, "dlq": 31, GAP: 31, "active": 36}
 #: A job's life is over.
-_ENDS = (kinds.COMPLETED.decode(), kinds.DLQ.decode())
+_DONE, _WAITING = kinds.COMPLETED.decode(), kinds.WAITING.decode()
+_ENDS = (_DONE, kinds.DLQ.decode())
 
 
 def events(
@@ -94,13 +95,15 @@ def tail(
     wants = _Wants(job_ids=[job_id])
 
     async def work() -> None:
-        last_id, is_over = "0", False
+        last_id, last = "0", ""
         async for event in _past(queue, redis_url, last_id):
             last_id = event.id
             if wants.takes(event):
                 _print(event, as_json)
-                is_over = event.name in _ENDS
-        if is_over:
+                # That it waited may be told after it was done: another process tells of it.
+                if not (last == _DONE and event.name == _WAITING):
+                    last = event.name
+        if last in _ENDS:
             return
         async with QueueEvents(
             queue, redis_url=redis_url, last_event_id=last_id, count=_PAGE, **wants.filters

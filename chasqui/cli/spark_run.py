@@ -94,7 +94,7 @@ class Progress:
             try:
                 how_far = self._how_far()
             except Exception as error:  # whatever it is, the step itself will say so
-                logger.debug("no progress is known: %s", error)
+                logger.debug("no progress is known: %s", error, extra={"step": self._what})
                 how_far = ""
             line = f"{self._what} … {how_far} ({seconds:.0f} s)"
             if is_screen:
