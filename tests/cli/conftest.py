@@ -94,14 +94,15 @@ def call(*arguments: str, url: str | None = None, stdin: str = "") -> Ran:
 
 @contextlib.contextmanager
 def _logging_left_as_it_was() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("chasqui")
-    before = root.handlers[:], root.level, ours.level
+    root = logging.getLogger()
+    loggers = root, logging.getLogger("chasqui"), logging.getLogger("chasqui.server")
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     try:
         yield
     finally:
-        root.handlers[:] = before[0]
-        root.setLevel(before[1])
-        ours.setLevel(before[2])
+        root.handlers[:] = handlers
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
