@@ -39,5 +39,7 @@ def record(out: Path) -> dict[str, Path]:
             argv += ["--output", str(target), "--", sys.executable, "-m", "bench.peers.chasqui"]
             done = subprocess.run([*argv, child], cwd=ROOT, capture_output=True, text=True)
             if target.exists() and not done.returncode:
+                # Its title is the command, with this machine's folders in it.
+                target.write_text(target.read_text().replace(f"{out}/", ""))
                 made[name] = target
     return made
