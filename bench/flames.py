@@ -40,6 +40,9 @@ def record(out: Path) -> dict[str, Path]:
             done = subprocess.run([*argv, child], cwd=ROOT, capture_output=True, text=True)
             if target.exists() and not done.returncode:
                 # Its title is the command, with this machine's folders in it.
-                target.write_text(target.read_text().replace(f"{out}/", ""))
+                text = target.read_text()
+                for folder in (out, spy.parent, Path(sys.executable).parent):
+                    text = text.replace(f"{folder}/", "")
+                target.write_text(text)
                 made[name] = target
     return made
