@@ -8,7 +8,7 @@ from libc.string cimport memcpy
 
 from chasqui._core.buffer cimport CommandBuffer
 from chasqui._core.msgpack cimport (
-    bin_header_size, put_big_endian, put_bin_header, put_float, put_nil, put_str_header, put_uint, str_header_size,
+    bin_header_size, put_bin_header, put_float, put_int, put_map_header, put_nil, put_str_header, str_header_size,
 )
 
 
@@ -82,11 +82,7 @@ def pack_maps(Py_ssize_t rows, list columns not None):
 
 cdef bytes packed_header(Py_ssize_t count):
     cdef char out[5]
-    if count < 16:
-        out[0] = <char>(0x80 | count)
-        return PyBytes_FromStringAndSize(out, 1)
-    return PyBytes_FromStringAndSize(out, put_big_endian(out, 0xDE, count, 2) - out) if count <= 0xFFFF \
-        else PyBytes_FromStringAndSize(out, put_big_endian(out, 0xDF, count, 4) - out)
+    return PyBytes_FromStringAndSize(out, put_map_header(out, count) - out)
 
 
 cdef bytes packed_text(str text):
@@ -183,7 +179,7 @@ cdef int _put(CommandBuffer buffer, Source* source, Py_ssize_t row, list packed)
         else:
             memcpy(&real, values + 8 * at, 8)
         return buffer.advance(put_float(out, real))
-    return buffer.advance(_put_int(out, number))
+    return buffer.advance(put_int(out, number))
 
 
 cdef int _put_run(CommandBuffer buffer, Source* source, Py_ssize_t start, Py_ssize_t end) except -1:
@@ -199,19 +195,3 @@ cdef int _put_run(CommandBuffer buffer, Source* source, Py_ssize_t start, Py_ssi
     if size:
         memcpy(out, <const char*>source.values.buf + start, size)
     return buffer.advance(out + size)
-
-
-cdef char* _put_int(char* out, int64_t number) noexcept nogil:
-    """The shortest form of either sign."""
-    if number >= 0:
-        return put_uint(out, number)
-    if number >= -32:
-        out[0] = <char>number
-        return out + 1
-    if number >= -0x80:
-        return put_big_endian(out, 0xD0, number, 1)
-    if number >= -0x8000:
-        return put_big_endian(out, 0xD1, number, 2)
-    if number >= -<int64_t>0x80000000:
-        return put_big_endian(out, 0xD2, number, 4)
-    return put_big_endian(out, 0xD3, number, 8)

@@ -256,6 +256,22 @@ cdef inline char* put_uint(char* out, uint64_t number) noexcept nogil:
     return put_big_endian(out, 0xCF, number, 8)
 
 
+cdef inline char* put_int(char* out, int64_t number) noexcept nogil:
+    """The shortest form of either sign."""
+    if number >= 0:
+        return put_uint(out, number)
+    if number >= -32:
+        out[0] = <char>number
+        return out + 1
+    if number >= -0x80:
+        return put_big_endian(out, 0xD0, number, 1)
+    if number >= -0x8000:
+        return put_big_endian(out, 0xD1, number, 2)
+    if number >= -<int64_t>0x80000000:
+        return put_big_endian(out, 0xD2, number, 4)
+    return put_big_endian(out, 0xD3, number, 8)
+
+
 cdef inline char* put_float(char* out, double number) noexcept nogil:
     cdef uint64_t bits
     memcpy(&bits, &number, 8)
@@ -293,3 +309,21 @@ cdef inline char* put_bin_header(char* out, Py_ssize_t size) noexcept nogil:
     if size <= 0xFFFF:
         return put_big_endian(out, 0xC5, size, 2)
     return put_big_endian(out, 0xC6, size, 4)
+
+
+cdef inline char* put_count(char* out, int short_kind, int wide_kind, Py_ssize_t count) noexcept nogil:
+    """Beyond 32 bits there is no header, and no memory for the elements either."""
+    if count < 16:
+        out[0] = <char>(short_kind | count)
+        return out + 1
+    if count <= 0xFFFF:
+        return put_big_endian(out, wide_kind, count, 2)
+    return put_big_endian(out, wide_kind + 1, count, 4)
+
+
+cdef inline char* put_map_header(char* out, Py_ssize_t count) noexcept nogil:
+    return put_count(out, 0x80, 0xDE, count)
+
+
+cdef inline char* put_array_header(char* out, Py_ssize_t count) noexcept nogil:
+    return put_count(out, 0x90, 0xDC, count)

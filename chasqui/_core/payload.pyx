@@ -16,8 +16,10 @@ from libc.string cimport memcpy
 
 from chasqui._core.buffer cimport CommandBuffer
 from chasqui._core.envelope cimport MAX_DEPTH, fault_text
-from chasqui._core.msgpack cimport (Fault, big_endian, put_big_endian, put_bin_header, put_float, put_nil,
-                                    put_str_header, put_uint, skip_value)
+from chasqui._core.msgpack cimport (
+    Fault, big_endian, put_array_header, put_bin_header, put_float, put_int, put_map_header, put_nil, put_str_header,
+    skip_value,
+)
 from chasqui._core.envelope import EnvelopeError
 
 
@@ -111,7 +113,7 @@ cdef bint put_value(CommandBuffer out, object value, int depth) except -1:
     if PyDict_CheckExact(value):
         if depth == MAX_DEPTH:
             return False
-        out.advance(put_count(out.reserve(WIDEST), 0x80, 0xDE, len(<dict>value)))
+        out.advance(put_map_header(out.reserve(WIDEST), len(<dict>value)))
         for key, item in (<dict>value).items():
             if not PyUnicode_CheckExact(key) and not PyBytes_CheckExact(key):
                 return False
@@ -122,7 +124,7 @@ cdef bint put_value(CommandBuffer out, object value, int depth) except -1:
         if depth == MAX_DEPTH:
             return False
         size = len(<list>value)
-        out.advance(put_count(out.reserve(WIDEST), 0x90, 0xDC, size))
+        out.advance(put_array_header(out.reserve(WIDEST), size))
         for item in <list>value:
             if not put_value(out, item, depth + 1):
                 return False
@@ -146,31 +148,6 @@ cdef bint put_run(CommandBuffer out, char* at, const char* data, Py_ssize_t size
     memcpy(at, data, size)
     out.advance(at + size)
     return size <= <Py_ssize_t>0xFFFFFFFF
-
-
-cdef char* put_int(char* out, int64_t number) noexcept nogil:
-    if number >= 0:
-        return put_uint(out, number)
-    if number >= -32:
-        out[0] = <char>number
-        return out + 1
-    if number >= -0x80:
-        return put_big_endian(out, 0xD0, number, 1)
-    if number >= -0x8000:
-        return put_big_endian(out, 0xD1, number, 2)
-    if number >= -<int64_t>0x80000000:
-        return put_big_endian(out, 0xD2, number, 4)
-    return put_big_endian(out, 0xD3, number, 8)
-
-
-cdef char* put_count(char* out, int short_kind, int wide_kind, Py_ssize_t count) noexcept nogil:
-    """The header of a list or a dict. Beyond 32 bits there is none, and no memory for the elements either."""
-    if count < 16:
-        out[0] = <char>(short_kind | count)
-        return out + 1
-    if count <= 0xFFFF:
-        return put_big_endian(out, wide_kind, count, 2)
-    return put_big_endian(out, wide_kind + 1, count, 4)
 
 
 # ── Unpacking ────────────────────────────────────────────────────────────────────────────────────
