@@ -19,6 +19,8 @@ from tests.servers import Server
 #: Rounds until pools, caches and free lists are full, then those that count.
 WARM_UP, ROUNDS = 4, 10
 JOBS = 200
+#: Of a queue, and of its worker: commands, reads, the promoter, the heartbeat.
+LINKS = 5
 #: What may be more in the end: what an allocator holds on to, and the server's own.
 RSS_BYTES, SERVER_BYTES = 4 << 20, 1 << 20
 
@@ -68,9 +70,13 @@ class Soak:
             store_results=True,
             result_ttl_ms=200,
             read_block_ms=500,
+            claim_min_idle_ms=3000,
         )
 
     async def _handle(self, job: Any) -> int:
+        if job.name == "hold":
+            while self._proxy.open_links < LINKS:  # noqa: ASYNC110 - a beat dials the last one
+                await asyncio.sleep(0.01)
         if job.name == "again" and job.attempt == 0:
             raise ValueError("not yet")
         self._done += 1
@@ -91,15 +97,22 @@ class Soak:
             await asyncio.sleep(0.005)
 
     async def rest(self) -> Footprint:
-        """Wait until nothing is on its way; what is held then."""
+        """Wait until every link is back and nothing is on its way; what is held then."""
+        await self._queue.add("hold", None)  # who holds nothing has no heart that beats
         health = self._worker.health()
-        while health is None or _is_busy(health) or self._results():
+        while health is None or _is_busy(health) or self._results() or not self._is_linked():
             await asyncio.sleep(0.01)
             health = self._worker.health()
         return Footprint.take(self._client)
 
     def _results(self) -> bool:
         return any(True for _ in self._client.scan_iter("*:result:*", count=1000))
+
+    def _is_linked(self) -> bool:
+        """Whether each link is there once, and the promoter waits at its own."""
+        ours = [client for client in self._client.client_list() if "chasqui" in client["name"]]
+        is_waiting = any(client["cmd"] == "blpop" for client in ours)
+        return len(ours) == self._proxy.open_links == LINKS and is_waiting
 
     async def run(self, rounds: int, harm: Callable[[], None] = lambda: None) -> dict[str, int]:
         """What is held too much after so many rounds."""
