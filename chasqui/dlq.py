@@ -30,6 +30,7 @@ from chasqui.request import Effect, Plan, commands
 
 #: Entries read at a time.
 PAGE: Final = 500
+FIRST_PAGE: Final = 16
 # An entry is here because it could not run: it is listed whatever its size.
 _ANY_SIZE = 1 << 40
 _DLQ_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -146,6 +147,27 @@ def peek(keys: Keys, limit: int, selection: Selection = EVERYTHING) -> Plan[list
         if after is None:
             break
     return found[:limit]
+
+
+def find(keys: Keys, job_id: str, since_ms: int, until_ms: int) -> Plan[DeadJob | None]:
+    """A job's latest entry of those that came in this time, by the server's clock.
+
+    Read back from its end, a few entries first: whoever knows when a job died finds it there,
+    however many died before.
+    """
+    low, high, count = max(0, since_ms), str(until_ms), FIRST_PAGE
+    while True:
+        entries: list[Entry] = yield commands(
+            ("XREVRANGE", keys.dlq, high, low, "COUNT", count),
+            effect=Effect.READ,
+            builder=EntryBuilder("range", _ANY_SIZE),
+        )
+        for entry in entries:
+            if entry.job_id == job_id:
+                return _dead_job(entry)
+        if len(entries) < count:
+            return None
+        high, count = f"({entries[-1].id.decode()}", min(2 * count, PAGE)
 
 
 def read_page(

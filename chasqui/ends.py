@@ -1,8 +1,8 @@
 """How jobs end, told to those who wait by the queue's events.
 
 On an event loop one reader serves all waiters: it starts with the first of them, where his job was
-added, and stops when there has been none for a while. A thread that waits reads by itself. Where
-events cannot be read nobody is told anything, and waiters look for themselves.
+added, and stops when there has been none for a while. A thread that waits reads by itself, see
+follower.py. Where events cannot be read nobody is told anything, and waiters look for themselves.
 """
 
 import asyncio
@@ -11,14 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from chasqui import dlq, events
-from chasqui.adding import MAX_COUNT
-from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
-from chasqui.dlq import Selection
 from chasqui.errors import AuthenticationError, ChasquiError, JobFailedError
 from chasqui.event_log import BLOCK_MS, EventLog, QueueEvent
 from chasqui.keys import REASON, Keys
@@ -62,11 +58,9 @@ class End:
 def raise_if_dead(keys: Keys, job_id: str, end: End) -> Plan[None]:
     """Raise what is known of a job in the dead-letter queue; nothing if it is not there any more:
     replayed, it may yet be done."""
-    since = datetime.fromtimestamp(max(0, end.at_ms - FOUND_WITHIN_MS) / 1000, UTC)
-    meant = Selection(since=since, where=lambda dead: dead.job_id == job_id)
-    found = yield from dlq.peek(keys, MAX_COUNT, meant)
-    if found:
-        raise JobFailedError(job_id, end.reason or "", found[-1].error or found[-1].detail)
+    dead = yield from dlq.find(keys, job_id, end.at_ms - FOUND_WITHIN_MS, end.at_ms)
+    if dead is not None:
+        raise JobFailedError(job_id, end.reason or "", dead.error or dead.detail)
 
 
 class Watch:
@@ -204,10 +198,10 @@ class JobEnds:
 
     def _there(self, at_ms: int) -> int:
         """A moment of ours by the server's clock, or a little earlier."""
-        return _there(at_ms, self._ahead_ms)
+        return there(at_ms, self._ahead_ms)
 
     def _take(self, event: QueueEvent) -> None:
-        end = _end_in(event)
+        end = end_in(event)
         if end is None or event.job_id is None:
             return
         self._remember(event.job_id, end)
@@ -228,66 +222,26 @@ class JobEnds:
             self._known_from_ms = max(self._known_from_ms, forgotten_ms)
 
 
-class Follower:
-    """The end of one job, followed by the thread that waits for it."""
-
-    def __init__(
-        self, connection: BlockingConnection, keys: Keys, job_id: str, since_ms: int
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._job_id = job_id
-        self._since_ms = since_ms
-        self._log: EventLog | None = None
-        self._from_ms = 0
-        self._is_refused = False
-        self.end: End | None = None
-
-    def wait(self, limit_s: float) -> None:
-        """Return when the job has ended, or after `limit_s`."""
-        until_s = time.monotonic() + limit_s
-        try:
-            while self.end is None and not self._is_refused:
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    return
-                self._read(left_s)
-        except AuthenticationError:
-            self._is_refused = True
-        except ChasquiError as error:
-            queue = self._keys.queue
-            fields = {"queue": queue}
-            logger.debug("events of queue %s cannot be read: %s", queue, error, extra=fields)
-        if self.end is None:
-            time.sleep(max(0.0, until_s - time.monotonic()))
-
-    def _read(self, limit_s: float) -> None:
-        run = self._connection.run
-        if self._log is None:
-            self._log, ahead_ms = run(_begin(self._keys, self._since_ms))
-            self._from_ms = _there(self._since_ms, ahead_ms)
-        for event in run(self._log.read(max(1, int(limit_s * 1000)))):
-            if event.job_id == self._job_id:
-                end = _end_in(event)
-                if end is not None and end.at_ms >= self._from_ms:
-                    self.end = end
-
-
 def _begin(keys: Keys, since_ms: int) -> Plan[tuple[EventLog, int]]:
     """Where to read from, for what ended since then; and how far the server's clock is ahead."""
+    ahead = yield from ahead_ms()
+    start_ms = there(since_ms, ahead)
+    return EventLog(keys, f"{start_ms}-0", block_ms=BLOCK_MS, count=READ_COUNT), ahead
+
+
+def ahead_ms() -> Plan[int]:
+    """How far the server's clock is ahead of ours."""
     seconds, micros = yield commands(("TIME",), effect=Effect.READ)
     now_ms = int(seconds) * 1000 + int(micros) // 1000
-    ahead_ms = now_ms - time.time_ns() // 1_000_000
-    start_ms = max(0, _there(since_ms, ahead_ms))
-    return EventLog(keys, f"{start_ms}-0", block_ms=BLOCK_MS, count=READ_COUNT), ahead_ms
+    return now_ms - time.time_ns() // 1_000_000
 
 
-def _there(at_ms: int, ahead_ms: int) -> int:
+def there(at_ms: int, ahead_ms: int) -> int:
     """A moment of ours by the server's clock, or a little earlier; 0 is always."""
-    return at_ms + ahead_ms - EARLIER_MS if at_ms else 0
+    return max(0, at_ms + ahead_ms - EARLIER_MS) if at_ms else 0
 
 
-def _end_in(event: QueueEvent) -> End | None:
+def end_in(event: QueueEvent) -> End | None:
     """The end that an event tells of, if it does."""
     if event.name not in (_COMPLETED, _DLQ):
         return None

@@ -88,20 +88,20 @@ class EventLog:
         """How long a read may take."""
         return self._block_ms / 1000 + READ_SLACK_S
 
-    def pin(self) -> Plan[None]:
-        """Make `$` a place: what is written from now on will be read, whenever that is."""
+    def pin(self) -> Plan[tuple[int, int]]:
+        """Make `$` a place: what is written from now on will be read, whenever that is. The place
+        of the last event that was read."""
         if self.cursor is None:
             info = yield commands(("XINFO", "STREAM", self._key), effect=Effect.READ, raises=False)
             self.has_read = True
             facts = _facts(info)
             self.cursor, self._position = facts.last, facts.added
+        return self.cursor
 
     def read(self, block_ms: int | None = None) -> Plan[list[QueueEvent]]:
         """The next events, or none if none came in time: `block_ms`, unless the reader's own."""
         block_ms = block_ms or self._block_ms
-        yield from self.pin()
-        assert self.cursor is not None
-        after = id_of(self.cursor)
+        after = id_of((yield from self.pin()))
         # In one frame, so that a repeat over a new link looks for a gap again.
         request = commands(
             ("XINFO", "STREAM", self._key),

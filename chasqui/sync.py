@@ -26,9 +26,10 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.ends import FOUND_WITHIN_MS, GRACE_LOOKS, GRACE_S, Follower, raise_if_dead
+from chasqui.ends import GRACE_LOOKS, GRACE_S, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
-from chasqui.job import Job, RepeatableMeta, drawn_ms
+from chasqui.follower import Follower
+from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
 from chasqui.plans import Counts, Plans, ResultWait
 from chasqui.policy import REQUEST_TIMEOUT_S
@@ -388,9 +389,6 @@ class Queue:
     @contextmanager
     def _following(self, job_id: str, since_ms: int | None) -> Iterator[Follower]:
         """A reader of the job's events, on a connection that no other thread uses meanwhile."""
-        if since_ms is None:
-            # An id tells when it was drawn, by a clock that may be another one than ours.
-            since_ms = max(0, drawn_ms(job_id) - FOUND_WITHIN_MS)
         try:
             connection = self._followers.pop()
         except IndexError:

@@ -10,7 +10,12 @@ import redis as redis_py
 
 from chasqui import Job, JobFailedError, Queue, QueueEvents, UnrecoverableError, Worker
 from chasqui import ends as ends_module
+from chasqui._core.envelope import encode_envelope
+from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
+from chasqui.ends import End, raise_if_dead
 from chasqui.keys import Keys
+from chasqui.request import Request
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -100,6 +105,34 @@ async def test_a_dead_job_is_told_at_once(server: Server, queue: Queue, method: 
         "retries_exhausted",
         "ValueError: not today",
     )
+
+
+def test_why_a_job_is_dead_is_found_where_it_died(server: Server, queue_name: str) -> None:
+    """However many died before it and after it: everyone who waits looks, and all may die."""
+    keys, count, at_ms = Keys(queue_name), 3000, 1_700_000_000_000
+    with redis_py.Redis.from_url(server.url) as redis, redis.pipeline() as pipeline:
+        for i in range(count):
+            envelope = encode_envelope(f"job-{i}", b"\x01", at_ms)
+            pipeline.xadd(keys.dlq, {"d": envelope, "error": f"error {i}"}, f"{at_ms + i}-0")
+        pipeline.execute()
+    looked_at = 0
+
+    class Counting(BlockingConnection):
+        def call(self, request: Request) -> Any:
+            nonlocal looked_at
+            entries = super().call(request)
+            looked_at += len(entries)
+            return entries
+
+    connection = Counting(Endpoint.parse(server.url), key=keys.stream)
+    for i in range(0, count, 100):
+        told_ms = at_ms + i + 20
+        with pytest.raises(JobFailedError, match=f"error {i}$"):
+            connection.run(raise_if_dead(keys, f"job-{i}", End(told_ms, "unrecoverable")))
+    assert looked_at <= count // 100 * 50
+    connection.run(raise_if_dead(keys, "job-5", End(at_ms + 4, "died later than that")))
+    connection.run(raise_if_dead(keys, "replayed", End(at_ms + count, "unrecoverable")))
+    connection.close()
 
 
 @pytest.mark.parametrize("method", ["result", "wait_for_result"])

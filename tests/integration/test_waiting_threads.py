@@ -1,6 +1,7 @@
 """`sync.Queue` waits for jobs by their events, in the thread that waits."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +10,9 @@ import pytest
 import redis as redis_py
 
 from chasqui import JobFailedError, sync
+from chasqui.adding import ulids
+from chasqui.ends import READ_COUNT
+from chasqui.keys import Keys
 from tests.integration.test_job_results import NEVER_S, working
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -53,6 +57,32 @@ async def test_done_and_dead_are_told(server: Server, queue_name: str) -> None:
                     with pytest.raises(JobFailedError) as failed:
                         await asyncio.to_thread(method, job.id, poll_interval=NEVER_S)
                     assert failed.value.reason == "retries_exhausted"
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 3_600_000])
+async def test_the_clock_that_an_id_was_drawn_by_does_not_matter(
+    server: Server, queue_name: str, ahead_ms: int
+) -> None:
+    """Nor how much has happened since the job ended, nor a job of old that had its id."""
+    drawn = ulids.next(time.time_ns() // 1_000_000 + ahead_ms)
+    events = Keys(queue_name).events
+    with (
+        sync.Queue(queue_name, redis_url=server.url) as queue,
+        redis_py.Redis.from_url(server.url) as redis,
+        redis.pipeline() as pipeline,
+    ):
+        redis.xadd(events, {"e": "dlq", "id": drawn, "reason": "of old"})
+        job = queue.add("void", 1, job_id=drawn)
+        async with working(queue_name, server.url):
+            assert await asyncio.to_thread(queue.wait_for_end, job.id) is None
+        for _ in range(2 * READ_COUNT):
+            pipeline.xadd(events, {"e": "active", "id": "another"})
+        pipeline.execute()
+        waiting = asyncio.to_thread(queue.wait_for_end, job.id, poll_interval=NEVER_S)
+        assert await waiting is None
+        later_ms = time.time_ns() // 1_000_000 + 5000
+        with pytest.raises(TimeoutError):
+            queue.wait_for_end(job.id, timeout=0.05, since_ms=later_ms)
 
 
 async def test_who_may_not_read_events_finds_the_result(
