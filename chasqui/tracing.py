@@ -5,10 +5,11 @@ delayed set has no room for it: there it lies under a key beside the job, until 
 it back. Only traces that are recorded travel; jobs without one are what they are without tracing.
 """
 
+import logging
 import re
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from chasqui._core.entry import Entry
@@ -16,6 +17,8 @@ from chasqui.adding import Added, AddOptions, Batch, ulids
 from chasqui.keys import RUN_BEFORE, TRACEPARENT
 from chasqui.plans import Plans
 from chasqui.request import Plan
+
+logger = logging.getLogger(__name__)
 
 # Anybody may write a field, and what is in this one goes from place to place.
 _CONTEXT = re.compile(rb"[!-~]{1,128}")
@@ -33,6 +36,44 @@ class Tracing(Protocol):
     ) -> AbstractContextManager[str | None]: ...
 
 
+@contextmanager
+def safely(
+    make: Callable[..., AbstractContextManager[str | None]], *arguments: Any
+) -> Iterator[str | None]:
+    """A span around what is done. Whatever the span raises is logged, once, and goes no further."""
+    try:
+        span = make(*arguments)
+        context = span.__enter__()
+    except Exception as error:
+        _complain(error)
+        yield None
+        return
+    raised: BaseException | None = None
+    try:
+        yield context
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        try:
+            trace = None if raised is None else raised.__traceback__
+            span.__exit__(None if raised is None else type(raised), raised, trace)
+        except Exception as error:
+            if error is not raised:
+                _complain(error)
+
+
+def _complain(error: Exception) -> None:
+    kind = type(error).__name__
+    if kind not in _told:
+        _told.add(kind)
+        logger.error("tracing failed; told once", exc_info=error, extra={"error": kind})
+
+
+#: The kinds of errors in tracing that were logged.
+_told: set[str] = set()
+
+
 def add(tracing: Tracing | None, plans: Plans, batch: Batch, options: AddOptions) -> Plan[Added]:
     """The plan of an add, with its span around it and its context on the jobs."""
     if tracing is None or not batch.payloads:
@@ -42,7 +83,7 @@ def add(tracing: Tracing | None, plans: Plans, batch: Batch, options: AddOptions
     # Before the jobs are encoded, so that the span can name them.
     ids = [ulids.next(at_ms) if one is None else one for one in batch.ids or [None] * count]
     batch.ids = list(ids)
-    with tracing.sending(plans.keys.queue, ids) as context:
+    with safely(tracing.sending, plans.keys.queue, ids) as context:
         if context is not None:
             batch.trace = context
             batch.kinds = batch.kinds or [0] * count

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from chasqui._core.entry import Entry
 from chasqui.consumer.acker import Acker
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.config import ConsumerConfig
 from chasqui.consumer.decide import (
     DECODE_FAILED,
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 TURN_JOBS: Final = 64
 #: How often to see whether leases hold again.
 LAPSED_POLL_S: Final = 0.05
+#: Failed jobs that are logged one by one each second, and as many dead ones.
+TOLD_JOBS: Final = 10
 NO_HANDLER: Final = "no handler"
 
 
@@ -77,6 +80,8 @@ class Dispatcher:
         self._queue = queue
         self._make_job = make_job
         self._encode_result = encode_result
+        self._retries = Complaints(logger, queue, burst=TOLD_JOBS)
+        self._deaths = Complaints(logger, queue, burst=TOLD_JOBS)
         self._idle: list[asyncio.Future[None]] = []
         self._waking = 0
         self._is_stopping = False
@@ -333,13 +338,14 @@ class Dispatcher:
                     entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
                 )
             if logger.isEnabledFor(logging.INFO):
-                logger.info(
+                self._retries.inform(
                     "job %s (%s) failed and runs again in %d ms: %s",
                     entry.job_id,
                     entry.name,
                     verdict.delay_ms,
                     in_short(error),
-                    extra={**self._fields(entry), "backoff_ms": verdict.delay_ms},
+                    **self._fields(entry),
+                    backoff_ms=verdict.delay_ms,
                 )
 
         self._relocator.move(
@@ -358,13 +364,14 @@ class Dispatcher:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
             if self._events is not None:
                 self._events.dlq(entry.job_id, entry.name, attempt, verdict.reason)
-            logger.warning(
+            self._deaths.warn(
                 "job %s (%s) went to the dead-letter queue, %s: %s",
                 entry.job_id,
                 entry.name,
                 verdict.reason,
                 in_short(error) if error is not None else verdict.detail or "it never ran",
-                extra={**self._fields(entry), "reason": verdict.reason},
+                **self._fields(entry),
+                reason=verdict.reason,
             )
 
         self._relocator.move(

@@ -1,12 +1,12 @@
 """Runs with spans around them, in the traces that their jobs were added in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from chasqui._core.entry import Entry
 from chasqui.consumer.handlers import Handlers, Runner
 from chasqui.keys import RUN_BEFORE
-from chasqui.tracing import Tracing, carried_by
+from chasqui.tracing import Tracing, carried_by, safely
 
 MakeJob: TypeAlias = Callable[[Any, Entry], Any]
 
@@ -19,8 +19,8 @@ class TracedHandlers(Handlers):
         self._tracing = tracing
         self._queue = queue
         self._group = group
-        # By the identity of the jobs that are about to run: what a job is to run with is no
-        # business of those who run it.
+        # By the identity of the jobs that are about to run, from when they are made to when their
+        # run is, in one turn of the loop: what is there besides belongs to runs that never were.
         self._entries: dict[int, Entry] = {}
 
     def make_job(self, make_job: MakeJob) -> MakeJob:
@@ -39,24 +39,28 @@ class TracedHandlers(Handlers):
         if run is None:
             return None, limit_s
 
-        async def traced(job: Any) -> Any:
-            return await self._run(run, job)
+        def traced(job: Any) -> Awaitable[Any]:
+            jobs: Sequence[Any] = job if isinstance(job, list) else [job]
+            entries = [self._entries.get(id(one)) for one in jobs]
+            self._entries.clear()
+            return self._run(run, job, jobs, entries)
 
         return traced, limit_s
 
     def close(self) -> None:
         self._inner.close()
 
-    async def _run(self, run: Runner, job: Any) -> Any:
+    async def _run(
+        self, run: Runner, job: Any, jobs: Sequence[Any], entries: Sequence[Entry | None]
+    ) -> Any:
         """One run, of a job or of a batch of them."""
-        jobs: Sequence[Any] = job if isinstance(job, list) else [job]
-        entries = [self._entries.pop(id(one), None) for one in jobs]
         carried = [
             [] if one is None else [text.decode() for text in carried_by(one)] for one in entries
         ]
         context: str | None = None
         try:
-            with self._tracing.processing(self._queue, self._group, jobs, carried) as context:
+            span = safely(self._tracing.processing, self._queue, self._group, jobs, carried)
+            with span as context:
                 return await run(job)
         except BaseException:
             if context is not None:

@@ -1,8 +1,9 @@
 """OpenTelemetry: one trace from the add through all runs, and metrics that agree with them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from chasqui import Queue, UnrecoverableError, Worker, sync
+from chasqui import Job, JobFailedError, Queue, UnrecoverableError, Worker, sync
+from chasqui.consumer.handlers import Handlers
+from chasqui.consumer.traced import TracedHandlers
 from chasqui.keys import Keys
 from chasqui.metrics.otel import OtelSink, OtelTracing
 from tests.servers import Server
@@ -297,3 +300,63 @@ async def test_metrics_agree_with_what_happened(redis_86: Server, queue_name: st
         "chasqui.dlq.reason": "unrecoverable",
     }
     provider.shutdown()
+
+
+class Broken:
+    """Tracing that raises, where a span begins or where it ends."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    @contextmanager
+    def sending(self, *arguments: Any) -> Iterator[str | None]:
+        if self._where == "begin":
+            raise LookupError("no span begins")
+        try:
+            yield None
+        finally:
+            raise BufferError("no span ends")
+
+    processing = sending
+
+
+@pytest.mark.parametrize("where", ["begin", "end"])
+async def test_tracing_that_fails_hurts_no_job(
+    redis_86: Server,
+    queue_name: str,
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("chasqui.tracing._told", set())
+    tracing = Broken(where)
+
+    async def handler(job: Any) -> Any:
+        if job.name == "dies":
+            raise UnrecoverableError("as told")
+        return job.data
+
+    async with Queue(queue_name, redis_url=redis_86.url, tracing=tracing) as queue:
+        jobs = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+        dies = await queue.add("dies", 1)
+        async with working(queue_name, handler, redis_86.url, tracing=tracing, store_results=True):
+            assert await asyncio.gather(*(job.result() for job in jobs)) == [0, 1, 2]
+            with pytest.raises(JobFailedError, match="as told"):
+                await dies.result()
+    assert caplog.text.count("tracing failed; told once") == 1
+    assert f"no span {where}s" in caplog.text
+
+
+async def test_runs_that_never_were_leave_nothing_behind(tracing: OtelTracing) -> None:
+    async def handler(job: Any) -> None:
+        pass
+
+    traced = TracedHandlers(Handlers(handler, threads=1), tracing, "q", "g")
+    make = traced.make_job(lambda engine, entry: Job(entry.job_id, "n", None))
+    run, _ = traced.find("n")
+    for number in range(3):
+        make(None, SimpleNamespace(job_id=f"never-{number}", extra={}))
+    job = make(None, SimpleNamespace(job_id="runs", extra={}))
+    given_up = run(job)
+    assert not traced._entries
+    given_up.close()  # as where a worker is cancelled before its task begins

@@ -12,7 +12,7 @@ from chasqui.cli.logs import JsonFormatter
 from chasqui.consumer.complaints import Complaints
 
 PACKAGE = Path(chasqui.__file__).parent
-LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
+LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
 #: It logs for others, with their loggers.
 FOR_OTHERS = PACKAGE / "consumer" / "complaints.py"
 
@@ -52,3 +52,20 @@ def test_complaints_tell_how_many_were_held_back(
     assert caplog.messages == ["3 acks", "6 acks (and 2 times more since the last of these)"]
     line = JsonFormatter().format(caplog.records[-1])
     assert '"queue": "mails", "acks": 6' in line
+
+
+def test_complaints_may_come_in_bursts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 5.0
+    monkeypatch.setattr("chasqui.consumer.complaints.time.monotonic", lambda: now_s)
+    complaints = Complaints(logging.getLogger("chasqui.test"), "mails", burst=2)
+    with caplog.at_level(logging.INFO, "chasqui"):
+        for number in range(5):
+            complaints.inform("job %d", number)
+        now_s = 6.0
+        for number in range(5, 8):
+            complaints.warn("job %d", number)
+    more = " (and 3 times more since the last of these)"
+    assert caplog.messages == ["job 0", "job 1", f"job 5{more}", "job 6"]
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 2 + ["WARNING"] * 2

@@ -1,6 +1,7 @@
 """Failed runs: how often, how long after, and what is kept of those that will not run again."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from chasqui import BackoffSpec, Job, Retry, UnrecoverableError
 from chasqui._core.envelope import decode_delayed_member, decode_envelope
+from chasqui.consumer.dispatcher import TOLD_JOBS
 from chasqui.keys import Keys
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
 from chasqui.queue import Queue
@@ -297,3 +299,21 @@ async def test_a_handler_that_never_returns_does_not_hold_the_others_up(
     health = running.worker.health()
     assert health is not None
     assert health.running == 1
+
+
+async def test_a_flood_of_failures_leaves_the_log_readable(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chasqui.consumer.complaints.EVERY_S", 3600)
+    caplog.set_level(logging.INFO, "chasqui")
+
+    async def handler(job: Job) -> None:
+        raise ValueError("no luck")
+
+    running = start(handler)
+    await queue.add_bulk([{"name": "n", "data": i, "attempts": 2, "backoff": 1} for i in range(50)])
+    await running.buried(50)
+    assert caplog.text.count("failed and runs again") == TOLD_JOBS
+    told = [record for record in caplog.records if "went to the dead-letter" in record.message]
+    assert len(told) == TOLD_JOBS
+    assert all(record.job_name == "n" and record.attempt == 2 for record in told)
