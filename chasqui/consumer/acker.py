@@ -145,9 +145,16 @@ class Acker:
             arguments: list[Any] = [*owner, self._result_ttl_ms, *pairs]
             batch.is_fenced = True
             return scripts.call(scripts.COMPLETE, keys, arguments, Effect.IDEMPOTENT)
-        sure_for_s = self._holdings.sure_for_s
-        # Too short a time would only make the connection give up on a server that is slow.
-        if batch.must_fence or sure_for_s < self._holdings.lease_s / 6:
+        holdings = self._holdings
+        sure_for_s = holdings.sure_for_s
+        # Too short a time would only make the connection give up on a server that is slow. And a
+        # beat may have come between the end of a run and this: the leases are certain again, but
+        # what had been taken over before that is not ours.
+        if (
+            batch.must_fence
+            or sure_for_s < holdings.lease_s / 6
+            or (holdings.missing and not holdings.missing.isdisjoint(batch.ids))
+        ):
             batch.is_fenced = True
             return scripts.call(scripts.ACK, [stream], [*owner, *batch.ids], Effect.IDEMPOTENT)
         profile = self._connection.profile

@@ -37,6 +37,8 @@ class Holdings:
         self.others: list[Callable[[], Iterable[bytes]]] = []
         #: Taken over by somebody else while we had them.
         self.lost: set[bytes] = set()
+        #: What the last beat that missed any did not find: acknowledged meanwhile, or taken over.
+        self.missing: set[bytes] = set()
         self._sure_until_s = 0.0
         #: Until then, by `time.perf_counter_ns`, nobody can have taken over what is in hand.
         self.alive_until_ns = 0
@@ -104,7 +106,8 @@ class Holdings:
     def take_away(self, entry_ids: list[bytes]) -> list[bytes]:
         """Note that somebody else owns these; those of them that have not been run to the end, and
         of which that was not known."""
+        self.missing = missing = set(entry_ids)
         # An entry that is done may be missing because we acknowledged it.
-        lost = set(entry_ids) & {*self.waiting_ids(), *self.running_ids()} - self.lost
+        lost = missing & {*self.waiting_ids(), *self.running_ids()} - self.lost
         self.lost.update(lost)
         return list(lost)

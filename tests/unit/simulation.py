@@ -231,8 +231,7 @@ class Worker:
             self.holdings.lost.discard(entry.id)
             return
         if failure is None:
-            is_fenced = self.holdings.sure_for_s < LEASE_S / 6
-            self.outbox.append(Command(entry, None, is_fenced))
+            self.outbox.append(Command(entry, None, is_fenced=False))
         else:
             verdict = on_failure(entry, failure, LIMITS, 0.5)
             assert isinstance(verdict, Bury | RunAgain)
@@ -243,7 +242,14 @@ class Worker:
         entry, verdict, server = command.entry, command.verdict, self.server
         is_repeated, command.was_sent = command.was_sent, True
         if verdict is None:
-            ok = server.ack(self.name if command.is_fenced else None, entry.id)
+            is_sure = self.holdings.sure_for_s >= LEASE_S / 6
+            if command.is_fenced or not is_sure or entry.id in self.holdings.missing:
+                ok = server.ack(self.name, entry.id)
+            else:
+                held = server.pending.get(entry.id)
+                is_ours = held is None or held.owner == self.name
+                assert is_ours or not server.has_fence, f"job {entry.n} is taken from its owner"
+                ok = server.ack(None, entry.id)
         elif isinstance(verdict, RunAgain):
             ok = server.retry(self.name, entry, verdict.attempt)
         else:

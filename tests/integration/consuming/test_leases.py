@@ -10,6 +10,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, LeaseLostError, sync
+from chasqui.consumer import acker
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
@@ -170,6 +171,45 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     assert await redis("ZCARD", keys.delayed) == 0
 
 
+@pytest.mark.fault(5)
+async def test_an_ack_that_waits_takes_nothing_from_a_new_owner(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is over and its ack not sent; the entry is taken over; then a beat makes the leases
+    certain again, so that acks need no fence."""
+    monkeypatch.setattr(acker, "ACK_IDLE_S", 3600)
+    beats = count_beats(monkeypatch)
+
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.data == "beside":  # acks wait for others only while something runs
+            begun.set()
+            await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS, events_enabled=False)
+    await queue.add("n", "beside")
+    await running.fact(begun.wait())
+    await queue.add("n", "taken")
+    await running.completed(1)
+    _, (entry_id, *_) = await redis("XPENDING", keys.stream, "default", "-", "+", 2)
+    await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
+    taken = len(beats)
+
+    async def has_beaten() -> bool:
+        return len(beats) > taken + 1
+
+    await until(has_beaten, "a beat began after that, and is over")
+    gate.set()
+    await running.stop()
+    ((left_id, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 2)
+    assert (left_id, owner) == (entry_id, b"thief")
+    assert await redis("XLEN", keys.stream) == 1
+    health = running.worker.health()
+    assert health is not None
+    assert health.lost == 1
+
+
 async def test_what_was_taken_over_is_told_once_however_long_it_runs_on(
     queue: Queue,
     start: Start,
@@ -178,16 +218,7 @@ async def test_what_was_taken_over_is_told_once_however_long_it_runs_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    beats = 0
-    beat = Heartbeat.run_once
-
-    def count(self: Heartbeat) -> int:
-        nonlocal beats
-        beaten = beat(self)
-        beats += 1
-        return beaten
-
-    monkeypatch.setattr(Heartbeat, "run_once", count)
+    beats = count_beats(monkeypatch)
     begun, gate = asyncio.Event(), asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -199,10 +230,10 @@ async def test_what_was_taken_over_is_told_once_however_long_it_runs_on(
     await running.fact(begun.wait())
     ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
     await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
-    taken = beats
+    taken = len(beats)
 
     async def has_beaten() -> bool:
-        return beats > taken + 3
+        return len(beats) > taken + 3
 
     await until(has_beaten, "three beats found that it is not ours")
     gate.set()
@@ -255,3 +286,16 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
     await queue.add("n", 5)
     await until(lambda: at_rest(redis, keys), "all is done")
     assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1})
+
+
+def count_beats(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets an item for each beat that is over."""
+    beats: list[int] = []
+    beat = Heartbeat.run_once
+
+    def count(self: Heartbeat) -> int:
+        beats.append(beat(self))
+        return beats[-1]
+
+    monkeypatch.setattr(Heartbeat, "run_once", count)
+    return beats
