@@ -21,7 +21,7 @@ from chasqui.errors import (
     UnreachableError,
 )
 from chasqui.request import Effect, Request, commands
-from tests.proxy import Fault, Proxy
+from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
 
 pytestmark = pytest.mark.both_loops
@@ -314,7 +314,9 @@ async def test_a_request_that_was_given_up_is_told_once_and_never_sent_again(
         with pytest.raises(UnreachableError):  # by then deadlines were looked at again
             await connection.submit(echo("still gone"))
         proxy.is_refusing = False
-    assert await connection.submit(echo("back")) == b"back"
+    back = echo("back")
+    back.timeout_s = WAIT_S
+    assert await connection.submit(back) == b"back"
     assert len(tally.told) == 1
     assert isinstance(tally.told[0], OutcomeUnknownError if is_sent else UnreachableError)
     value = await connection.execute("GET", queue_name, effect=Effect.READ)
