@@ -22,9 +22,11 @@ from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
 from chasqui.errors import ChasquiError, ClosedError, UnreachableError
 from chasqui.policy import (
     CONNECT_TIMEOUT_S,
+    LOOK_S,
     REQUEST_TIMEOUT_S,
     Introduction,
     Pace,
+    Search,
     busy_wait_s,
     dial_failure,
     is_final,
@@ -44,7 +46,8 @@ _PENDING: Any = object()
 class BlockingConnection:
     """A connection to the server that owns a queue, for any number of threads.
 
-    Dialled when first needed and kept alive. `credential_provider` may be a plain function.
+    Dialled when first needed and kept alive. `credential_provider` may be a plain function. Those
+    with the same `search` look for a lost server together, with asyncio connections too.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class BlockingConnection:
         credential_provider: AnyCredentialProvider | None = None,
         is_reader: bool = False,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        search: Search | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._key = key
         self._introduction = Introduction(client_name, key if is_reader else None)
         self._credential_provider = credential_provider
         self._request_timeout_s = request_timeout_s
+        self._search = search or Search()
         self._is_closed = False
         self._sides: dict[int, _Side] = {}
 
@@ -143,7 +148,7 @@ class BlockingConnection:
         pid = os.getpid()
         side = self._sides.get(pid)
         if side is None:
-            side = self._sides.setdefault(pid, _Side(self.endpoint))
+            side = self._sides.setdefault(pid, _Side(self.endpoint, self._search))
             for other in [other for other in self._sides if other != pid]:
                 parent = self._sides.pop(other, None)
                 if parent is not None and parent.link is not None:
@@ -154,11 +159,11 @@ class BlockingConnection:
 class _Side:
     """What belongs to one process."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, search: Search) -> None:
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self.link: BlockingLink | None = None
-        self.pace = Pace()
+        self.pace = Pace(search)
         self.directory = topology.Directory(endpoint)
         #: The node that the last MOVED named.
         self.node: tuple[str, int] | None = None
@@ -350,7 +355,7 @@ class _Exchange:
             if not self._unsent:
                 return None
             if wait_s := side.pace.wait_s(time.monotonic()):
-                self._pause(wait_s, self._unsent)
+                self._pause(min(wait_s, LOOK_S), self._unsent)
                 continue
             side.pace.dialling(time.monotonic())
             deadline_s = min(request.deadline_s for request in self._unsent)

@@ -8,29 +8,30 @@ replies never get out of step.
 
 import asyncio
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from chasqui import topology
 from chasqui._core.reply import ReplyError
 from chasqui.config import CredentialProvider, Endpoint
+from chasqui.dialler import Dialler
 from chasqui.errors import ChasquiError, ClosedError, OutcomeUnknownError, UnreachableError
-from chasqui.link import Link, open_link
+from chasqui.link import Link
 from chasqui.policy import (
     REQUEST_TIMEOUT_S as REQUEST_TIMEOUT_S,
 )
 from chasqui.policy import (
     Introduction,
-    Pace,
+    Search,
     busy_wait_s,
     dial_failure,
     is_final,
     loss,
     refuse,
 )
-from chasqui.request import Effect, Plan, Request, commands, first_error
+from chasqui.request import Effect, Outcome, Plan, Request, commands, first_error
 from chasqui.server import Answer, ServerProfile, answer_to, exception_for, moved_to
 
 logger = logging.getLogger(__name__)
@@ -39,22 +40,15 @@ T = TypeVar("T")
 
 #: Bytes not yet handed to the transport beyond which callers wait.
 _HIGH_WATER_BYTES = 8 * 1024 * 1024
-#: How often deadlines are looked at, while anybody waits.
+#: The least time between two looks at deadlines: they may be many, and all different.
 _WATCH_S = 0.25
-
-
-class Outcome(Protocol):
-    """What a connection needs of a future."""
-
-    def done(self) -> bool: ...
-    def set_result(self, reply: Any, /) -> None: ...
-    def set_exception(self, error: Exception, /) -> None: ...
 
 
 class Connection:
     """A connection to the server that owns a queue, dialled when first needed and kept alive.
 
-    Belongs to one event loop and one process; used from another it raises RuntimeError.
+    Belongs to one event loop and one process; used from another it raises RuntimeError. Those with
+    the same `search` look for a lost server together.
     """
 
     def __init__(
@@ -66,11 +60,13 @@ class Connection:
         credential_provider: CredentialProvider | None = None,
         is_reader: bool = False,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        search: Search | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self._key = key
-        self._introduction = Introduction(client_name, key if is_reader else None)
-        self._credential_provider = credential_provider
+        introduction = Introduction(client_name, key if is_reader else None)
+        self._dialler = Dialler(
+            endpoint, key, introduction, credential_provider, search or Search()
+        )
         self._request_timeout_s = request_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -84,15 +80,12 @@ class Connection:
         self._held: set[Request] = set()
         self._is_flush_due = False
         self._waiters: deque[asyncio.Future[None]] = deque()
+        #: Looks at deadlines when the first of them passes.
         self._watch: asyncio.TimerHandle | None = None
+        self._watch_at_s = math.inf
         self._dialling: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[None]] = set()
         self._ask_lock = asyncio.Lock()
-        self._pace = Pace()
-        self._directory = topology.Directory(endpoint)
-        #: The node that the last MOVED named.
-        self._node: tuple[str, int] | None = None
-        self._was_connected = False
         self._is_closed = False
 
     # ── Using it ────────────────────────────────────────────────────────────────────────────────
@@ -195,9 +188,9 @@ class Connection:
         timeout_s = request.timeout_s
         if timeout_s is None:
             timeout_s = self._request_timeout_s
-        request.deadline_s = loop.time() + timeout_s
-        if self._watch is None:
-            self._watch = loop.call_later(min(_WATCH_S, timeout_s), self._check_deadlines)
+        request.deadline_s = deadline_s = loop.time() + timeout_s
+        if deadline_s < self._watch_at_s:
+            self._watch_from(deadline_s)
 
     def check_owner(self) -> asyncio.AbstractEventLoop:
         """The running event loop, which the first call makes the connection's own; RuntimeError
@@ -227,7 +220,7 @@ class Connection:
             self.check_owner()
             await self._hang_up()
         if self.endpoint.kind == "embedded":
-            await asyncio.to_thread(self._directory.close)
+            await asyncio.to_thread(self._dialler.close)
 
     def _forget(self) -> None:
         """Let go of what an event loop left behind: its sockets close as they are freed, and there
@@ -249,11 +242,11 @@ class Connection:
             task.cancel()
         links, self._link = list(self._links), None
         for request in (*self._unsent, *self._held):
-            _fail(request, self._closed(request))
+            request.fail(self._closed(request))
         for link in links:
             for request in link.inflight:
                 request.is_in_doubt = True
-                _fail(request, self._closed(request))
+                request.fail(self._closed(request))
             link.inflight.clear()
             link.abort()
         self._unsent.clear()
@@ -340,7 +333,7 @@ class Connection:
         answer = refuse(request, error)
         if answer_to(error) is Answer.REDIAL and link is self._link:
             # Also where this request ends here: whoever comes next needs the right server.
-            self._node = moved_to(error)
+            self._dialler.node = moved_to(error)
             self._retire_links()
         if answer is Answer.RAISE:
             return False
@@ -378,7 +371,7 @@ class Connection:
             link = next((one for one in self._links if one.endpoint.hosts == (node,)), None)
             if link is None or link.is_retired or link is self._link:
                 try:
-                    link = await self._open_link(self.endpoint.at(*node))
+                    link = self._adopt(await self._dialler.open(self.endpoint.at(*node)))
                 except (OSError, ChasquiError):
                     self._hold(request)
                     return
@@ -396,25 +389,23 @@ class Connection:
 
     def _retire_links(self) -> None:
         """The server is another one now: let the links finish what they have."""
-        assert self._loop is not None
         self._link = None
-        self._pace.link_down(self._loop.time())
+        self._dialler.link_down()
         for link in list(self._links):
             link.retire()
 
     def _on_lost(self, link: Link) -> None:
-        assert self._loop is not None
         self._links.discard(link)
         if self._link is link:
             self._link = None
-            self._pace.link_down(self._loop.time())
+            self._dialler.link_down()
         for request in link.inflight:
             request.replies = []
             request.is_in_doubt = True
             if request.outcome.done():
                 continue
             if request.effect is Effect.ONCE:
-                _fail(request, loss(request, self.endpoint))
+                request.fail(loss(request, self.endpoint))
             else:
                 self._enqueue(request)
         link.inflight.clear()
@@ -427,25 +418,20 @@ class Connection:
 
     async def _keep_dialling(self) -> None:
         """Dial until there is a link or nobody waits for one."""
-        assert self._loop is not None
+        dialler = self._dialler
         try:
             while self._unsent or self._held:
-                if wait_s := self._pace.wait_s(self._loop.time()):
+                if wait_s := dialler.wait_s:
                     await asyncio.sleep(wait_s)
-                self._pace.dialling(self._loop.time())
+                    continue
                 try:
-                    link = await self._open_link(await self._locate())
+                    link = self._adopt(await dialler.dial())
                 except Exception as error:
-                    fields = {"server": str(self.endpoint)}
-                    logger.debug("no connection to %s: %s", self.endpoint, error, extra=fields)
-                    self._node = None
-                    if is_final(error, was_connected=self._was_connected):
+                    if is_final(error, was_connected=dialler.was_connected):
                         self._fail_waiting(dial_failure(self.endpoint, error))
                     continue
                 if not link.is_retired:
                     self._link = link
-                    self._was_connected = True
-                    self._pace.link_up(self._loop.time())
                     break
         finally:
             self._dialling = None
@@ -454,25 +440,13 @@ class Connection:
     def _fail_waiting(self, error: Exception) -> None:
         for request in (*self._unsent, *self._held):
             unknown = request.is_in_doubt and request.effect is not Effect.READ
-            _fail(request, loss(request, self.endpoint) if unknown else error)
+            request.fail(loss(request, self.endpoint) if unknown else error)
         self._unsent.clear()
         self._unsent_bytes = 0
         self._held.clear()
         self._release_room()
 
-    async def _locate(self) -> Endpoint:
-        """Where the queue's server is now."""
-        if self._node is not None:
-            return self.endpoint.at(*self._node)
-        if self.endpoint.kind == "single":
-            return self.endpoint
-        endpoint = self.endpoint
-        if self._credential_provider is not None:
-            endpoint = endpoint.with_credentials(*await self._credential_provider(endpoint.host))
-        return await asyncio.to_thread(self._directory.locate, endpoint, self._key)
-
-    async def _open_link(self, endpoint: Endpoint) -> Link:
-        link = await open_link(endpoint, self._introduction, self._credential_provider)
+    def _adopt(self, link: Link) -> Link:
         link.on_reply = self._on_reply
         link.on_lost = self._on_lost
         link.on_writable = self._flush
@@ -480,16 +454,22 @@ class Connection:
             self._links.add(link)
         return link
 
+    def _watch_from(self, at_s: float) -> None:
+        assert self._loop is not None
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch_at_s = at_s
+        self._watch = self._loop.call_at(at_s, self._check_deadlines)
+
     def _check_deadlines(self) -> None:
         """Tell those who have waited too long, and drop a link that has not answered them."""
         assert self._loop is not None
         now_s = self._loop.time()
-        is_busy = False
         for link in list(self._links):
             overdue = [request for request in link.inflight if request.deadline_s <= now_s]
             for request in overdue:
                 request.is_in_doubt = True
-                _fail(request, loss(request, self.endpoint))
+                request.fail(loss(request, self.endpoint))
             if overdue:
                 logger.warning(
                     "%s has not answered in time: the link is dropped",
@@ -497,32 +477,19 @@ class Connection:
                     extra={"server": str(link.endpoint)},
                 )
                 link.abort()
-            is_busy = is_busy or bool(link.inflight)
         for request in (*self._unsent, *self._held):
             if request.deadline_s <= now_s:
-                _fail(request, loss(request, self.endpoint))
+                request.fail(loss(request, self.endpoint))
         self._held = {request for request in self._held if not request.outcome.done()}
         self._unsent = deque(request for request in self._unsent if not request.outcome.done())
         self._unsent_bytes = sum(len(request.frame) for request in self._unsent)
         self._release_room()
-        is_busy = is_busy or bool(self._unsent or self._held)
-        self._watch = self._loop.call_later(_WATCH_S, self._check_deadlines) if is_busy else None
-
-
-class _Told:
-    """The outcome of a request that was given up: there is nobody left to tell."""
-
-    def done(self) -> bool:
-        return True
-
-
-_TOLD = _Told()
-
-
-def _fail(request: Request, error: Exception) -> None:
-    """Give a request up. An outcome of the caller's own may never count as done: it is told once,
-    and the request, wherever it still is, is nobody's from now on."""
-    outcome = request.outcome
-    if not outcome.done():
-        request.outcome = _TOLD
-        outcome.set_exception(error)
+        self._watch, self._watch_at_s = None, math.inf
+        waiting = [
+            *self._unsent,
+            *self._held,
+            *(one for link in self._links for one in link.inflight),
+        ]
+        if waiting:
+            first_s = min(request.deadline_s for request in waiting)
+            self._watch_from(max(first_s, now_s + _WATCH_S))

@@ -28,42 +28,73 @@ REQUEST_TIMEOUT_S: Final = 30.0
 #: How long the kernel waits for a silent peer to acknowledge what was sent.
 TCP_USER_TIMEOUT_MS: Final = 20_000
 
-#: However long a server was away, it is found within a second of its return.
-_REDIAL_MIN_S, _REDIAL_MAX_S = 0.2, 0.7
-_BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
+#: A server that is away is dialled at most five times a second by all who search for it together,
+#: and however long it was away at least twice: work goes on within a second of its return.
+_SEARCH_MIN_S, _SEARCH_MAX_S = 0.2, 0.45
+#: How much of an outage's length lies between two dials: more than the least after a minute.
+_SEARCH_SHARE = 1 / 300
+#: How often those who wait for their turn look whether another has found the server.
+LOOK_S: Final = 0.05
+#: Links that break young are made anew ever more slowly.
+_AGAIN_MIN_S, _AGAIN_MAX_S = 0.2, 0.4
 #: A link that lived this long was a good one.
 _GOOD_LINK_S = 1.0
+_BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
+
+
+class Search:
+    """Spaces the dials of connections that need the same server: while it is away one at a time
+    looks for it, and once it is found nobody waits. Threads may share one: a race costs a dial."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._next_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """How long to wait before the next dial. Whoever waits asks again every `LOOK_S`."""
+        return max(0.0, self._next_s - now_s)
+
+    def dialling(self, now_s: float) -> None:
+        if self._began_s is None:
+            self._began_s = now_s
+        gap_s = max(_SEARCH_MIN_S, min((now_s - self._began_s) * _SEARCH_SHARE, _SEARCH_MAX_S))
+        self._next_s = now_s + gap_s * random.uniform(1.0, 1.1)
+
+    def found(self) -> None:
+        self._began_s, self._next_s = None, 0.0
 
 
 class Pace:
-    """Spaces dials: none waits after a good link; after bad ones the gaps grow."""
+    """Spaces the dials of one connection: those of all who search, and, after links that broke
+    young, its own."""
 
-    def __init__(self) -> None:
-        self._dials = 0
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._broken = 0
         self._next_s = 0.0
         self._up_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """How long to wait before the next dial."""
-        return max(0.0, self._next_s - now_s)
+        """How long to wait before the next dial; less, if meanwhile another finds the server."""
+        return max(self._next_s - now_s, self._search.wait_s(now_s))
 
     def dialling(self, now_s: float) -> None:
-        """Note a dial. A second may follow at once, for a server that has moved; from then on
-        there are at most five a second."""
-        self._dials += 1
-        gap_s = 0.0
-        if self._dials > 1:
-            longest_s = min(_REDIAL_MIN_S * 1.5 ** min(self._dials - 2, 20), _REDIAL_MAX_S)
-            gap_s = longest_s * random.uniform(1.0, 1.3)
-        self._next_s = now_s + gap_s
+        self._search.dialling(now_s)
 
     def link_up(self, now_s: float) -> None:
+        self._search.found()
         self._up_s = now_s
 
     def link_down(self, now_s: float) -> None:
+        """A link is lost. The first that breaks young is made anew at once: a server may have
+        moved."""
         if now_s - self._up_s >= _GOOD_LINK_S:
-            self._dials = 0
-            self._next_s = now_s
+            self._broken = 0
+            return
+        self._broken += 1
+        if self._broken > 1:
+            gap_s = min(_AGAIN_MIN_S * 1.5 ** min(self._broken - 2, 20), _AGAIN_MAX_S)
+            self._next_s = now_s + gap_s * random.uniform(1.0, 1.3)
 
 
 def busy_wait_s(tries: int) -> float:

@@ -6,7 +6,7 @@ and the blocking connection both run them.
 
 import enum
 from collections.abc import Generator, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.reply import Builder, ReplyError
@@ -41,6 +41,14 @@ class Script:
 
     def __repr__(self) -> str:
         return f"Script({self.name!r})"
+
+
+class Outcome(Protocol):
+    """What the asyncio connection needs of a future."""
+
+    def done(self) -> bool: ...
+    def set_result(self, reply: Any, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
 
 
 class Request:
@@ -86,7 +94,7 @@ class Request:
         #: None: the connection's own.
         self.timeout_s = timeout_s
         # What the connection notes on the way:
-        #: A future, or, on a blocking connection, the reply or the exception itself.
+        #: An `Outcome`, or, on a blocking connection, the reply or the exception itself.
         self.outcome: Any = None
         self.replies: list[Any] = []
         self.deadline_s = 0.0
@@ -104,6 +112,24 @@ class Request:
         by_source = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(source), source)
         self.frame = self.frame.replace(by_name, by_source, 1)
         self.script = None
+
+    def fail(self, error: Exception) -> None:
+        """Give it up. An outcome of the caller's own may never count as done: it is told once, and
+        the request, wherever it still is, is nobody's from now on."""
+        outcome = self.outcome
+        if not outcome.done():
+            self.outcome = _TOLD
+            outcome.set_exception(error)
+
+
+class _Told:
+    """The outcome of a request that was given up: there is nobody left to tell."""
+
+    def done(self) -> bool:
+        return True
+
+
+_TOLD = _Told()
 
 
 def commands(*calls: tuple[Any, ...], effect: Effect, **options: Any) -> Request:

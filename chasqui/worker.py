@@ -251,7 +251,7 @@ async def _to_the_end(engine: Engine, running: asyncio.Task[None]) -> None:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         if not running.done():
-            engine.stop()
+            engine.cancel()
             await asyncio.gather(running, return_exceptions=True)
         raise
     if engine.exit is not None:

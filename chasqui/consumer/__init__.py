@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from chasqui.duty import Duty
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.metrics import MetricsSink, guard
+from chasqui.policy import Search
 from chasqui.request import Effect, commands
 from chasqui.server import eviction_policy
 
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: How long a drain may take beyond its handlers: acks, moves, leadership.
 FLUSH_DEADLINE_S = 5.0
+#: How long a drain that was cancelled waits, in all, for a server that is gone.
+CANCELLED_S = 1.0
 #: How long a duty that ended by an error waits before it begins anew.
 DUTY_AGAIN_MIN_S, DUTY_AGAIN_MAX_S = 1.0, 30.0
 
@@ -83,6 +87,7 @@ class Engine:
             "key": keys.stream,
             "client_name": name,
             "credential_provider": credential_provider,
+            "search": Search(),
         }
         self._reading = Connection(endpoint, is_reader=True, **options)
         self.new_connection = functools.partial(Connection, endpoint, **options)
@@ -132,6 +137,9 @@ class Engine:
         self._stop = asyncio.Event()
         self._end_duties = asyncio.Event()
         self._is_cut_short = asyncio.Event()
+        #: How long the drain still waits for a server that is gone, and the wait that goes on.
+        self._patience_s = math.inf
+        self._waiting: asyncio.Timeout | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_running = False
         self._lost_count = 0
@@ -140,6 +148,14 @@ class Engine:
     def stop(self) -> None:
         """Begin the drain; `run` returns when it is over."""
         self._stop.set()
+
+    def cancel(self) -> None:
+        """The same, without much patience for a server that is gone: what it does not know of is
+        given up."""
+        self._stop.set()
+        self._patience_s = CANCELLED_S
+        if self._waiting is not None and not self.connection.is_connected:
+            self._waiting.reschedule(asyncio.get_running_loop().time() + CANCELLED_S)
 
     def stop_now(self) -> None:
         """Cut the drain short: handlers that still run are cancelled."""
@@ -168,7 +184,7 @@ class Engine:
             await self._drain(reading)
             self._end_duties.set()
             if duties:
-                await asyncio.wait(duties, timeout=FLUSH_DEADLINE_S)
+                await asyncio.wait(duties, timeout=self._limit_s(FLUSH_DEADLINE_S))
         finally:
             for task in tasks:
                 task.cancel()
@@ -176,6 +192,7 @@ class Engine:
             await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
             await asyncio.to_thread(self._heartbeat.stop)
             self._handlers.close()
+            self._tell_given_up()
             await self._reading.close()
             await self.connection.close()
             self.is_running = False
@@ -253,13 +270,32 @@ class Engine:
             self.events.run_once()
 
     async def _best_effort(self, work: Any, limit_s: float) -> None:
+        began_s = time.monotonic()
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._limit_s(limit_s)) as self._waiting:
                 await work
         except Exception as error:
             queue = self.keys.queue
             fields = {"queue": queue}
             logger.warning("the drain of queue %s is incomplete: %r", queue, error, extra=fields)
+            self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_s))
+        finally:
+            self._waiting = None
+
+    def _limit_s(self, limit_s: float) -> float:
+        return limit_s if self.connection.is_connected else min(limit_s, self._patience_s)
+
+    def _tell_given_up(self) -> None:
+        acks, moves = self._acker.waiting, self._relocator.waiting
+        if acks or moves:
+            queue = self.keys.queue
+            logger.warning(
+                "%d acks and %d moves of queue %s never reached the server: those jobs run again",
+                acks,
+                moves,
+                queue,
+                extra={"queue": queue, "acks": acks, "moves": moves},
+            )
 
     # ── Watching over it ────────────────────────────────────────────────────────────────────────
 

@@ -53,12 +53,12 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Blocks until it has let go of its connection."""
+        """End the thread, whatever it waits for. Blocks until it has ended."""
         self._is_stopped = True
         self._wake.set()
+        self._connection.close()
         if self._thread.is_alive():
             self._thread.join()
-        self._connection.close()
 
     def beat_now(self) -> None:
         """Somebody waits for the leases to be known again."""
@@ -106,4 +106,6 @@ class Heartbeat:
         return len(ids)
 
     def _complain(self, error: Exception) -> None:
+        if self._is_stopped:
+            return  # that was us
         self._complaints.warn("leases of queue %s not renewed: %s", self._keys.queue, error)

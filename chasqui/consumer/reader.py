@@ -112,6 +112,7 @@ class Reader:
                 self._must_recover = True
                 fields = {"queue": self._keys.queue}
                 logger.debug("reading %s again: %s", self._keys.queue, error, extra=fields)
+                wait_s = ERROR_MIN_S  # dials are spaced out already
             except ServerError as error:
                 if "NOGROUP" in str(error):  # a script has it in the middle of its text
                     self._group_is_gone()

@@ -9,7 +9,7 @@ from tests.crash.conftest import Fleet, eventually
 from tests.crash.load import Load, Seed
 from tests.servers import KINDS, Server
 
-#: Work must go on this soon after the server is back. Measured: 0.8 s at most; machines are busy.
+#: Work must go on this soon after the server is back. Measured: 0.3 s at most; machines are busy.
 BACK_S = 5.0
 #: Longer than any outage here, so that no lease lapses and every extra run is a fault.
 LONG_LEASE_MS = 20_000

@@ -63,7 +63,7 @@ _ENTRIES = {
     # ── Servers that refuse everything for a while ──────────────────────────────────────────────
     35: ("disk full", "adds fail with an error of ours; work goes on when there is room"),
     36: ("server still loading", "waited for; nothing is concluded about what it can do"),
-    37: ("refused at the door", "dialled ever more slowly; credentials are asked for again"),
+    37: ("refused at the door", "not dialled in a storm; credentials are asked for again"),
     38: ("bad certificates", "refused with a clear error; a renewed one is accepted"),
     39: ("another server on the same port", "what it can do is asked on each link"),
     # ── Bytes ───────────────────────────────────────────────────────────────────────────────────

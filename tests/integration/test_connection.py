@@ -189,6 +189,21 @@ async def test_a_swallowed_reply_ends_at_the_deadline(
             await connection.submit(incr(queue_name, effect))
 
 
+async def test_a_short_deadline_is_kept_beside_a_long_one(
+    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    connection = connect(proxy.url, request_timeout_s=600)
+    await connection.connect()
+    proxy.fail(Fault.SWALLOW, "ECHO", times=2)
+    calm = asyncio.ensure_future(connection.submit(echo("calm")))
+    hasty = commands(("ECHO", "hasty"), effect=Effect.READ, timeout_s=0.2)
+    async with asyncio.timeout(20):
+        with pytest.raises(UnreachableError):
+            await connection.submit(hasty)
+        assert await calm == b"calm"  # its link was dropped with the other's: it was sent again
+
+
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("to_server", [True, False])
 async def test_a_link_cut_at_any_byte_recovers(

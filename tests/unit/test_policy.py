@@ -8,7 +8,7 @@ import pytest
 from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, OutcomeUnknownError, ServerError, UnreachableError
-from chasqui.policy import Pace, dial_failure, is_final, loss, refuse
+from chasqui.policy import LOOK_S, Pace, Search, dial_failure, is_final, loss, refuse
 from chasqui.request import Effect, Request, Script, commands
 from chasqui.scripts import call
 from chasqui.server import Answer, NotReadyError, answer_to, exception_for, moved_to
@@ -24,39 +24,77 @@ def get() -> Request:
 # ── Pace ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_dials_that_fail_are_at_most_five_a_second_and_ever_fewer() -> None:
-    pace = Pace()
-    now_s, times = 100.0, []
-    while now_s < 160.0:
-        now_s += pace.wait_s(now_s)
+def search_for(pace: Pace, since_s: float, until_s: float) -> list[float]:
+    """When a connection dials that finds nothing."""
+    now_s, times = since_s, []
+    while now_s < until_s:
+        if wait_s := pace.wait_s(now_s):
+            now_s += min(wait_s, LOOK_S)
+            continue
         pace.dialling(now_s)
         times.append(now_s)
-    assert times[:2] == [100.0, 100.0]  # one more at once, in case the server has moved
-    gaps = [after - before for before, after in itertools.pairwise(times[1:])]
+    return times
+
+
+def test_a_server_that_is_away_is_dialled_five_times_a_second_at_most_and_twice_at_least() -> None:
+    times = search_for(Pace(Search()), 100.0, 1000.0)
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert times[0] == 100.0
     assert min(gaps) >= 0.2
-    assert max(gaps) < 1.0  # a server that is back is found within a second
-    assert len(times) < 90
+    assert max(gaps[:200]) < 0.25
+    assert 0.4 < max(gaps) < 0.5
 
 
-def test_a_good_link_makes_the_next_dial_free() -> None:
-    pace = Pace()
-    for _ in range(10):
-        pace.dialling(0.0)
-    assert pace.wait_s(0.0) >= 0.7
-    pace.link_up(10.0)
-    pace.link_down(10.5)
-    pace.dialling(10.5)
-    assert pace.wait_s(10.5) >= 0.7  # it broke too soon
+def test_all_who_search_share_their_dials() -> None:
+    search = Search()
+    paces = [Pace(search) for _ in range(4)]
+    times = []
+    for ms in range(0, 30_000, 10):
+        for pace in paces:
+            if not pace.wait_s(ms / 1000):
+                pace.dialling(ms / 1000)
+                times.append(ms / 1000)
+    assert all(after - before >= 1.0 for before, after in zip(times, times[5:], strict=False))
+
+
+def test_once_the_server_is_found_nobody_waits() -> None:
+    search = Search()
+    one, other = Pace(search), Pace(search)
+    times = search_for(one, 0.0, 10.0)
+    one.dialling(10.3)
+    assert other.wait_s(10.3) > 0.1
+    one.link_up(10.3)
+    assert other.wait_s(10.3) == 0.0
+    one.link_down(10.4)
+    assert len(times) > 40
+    assert search_for(other, 10.4, 11.4)[0] == 10.4  # and the next search begins anew
+
+
+def test_links_that_break_young_are_made_ever_more_slowly() -> None:
+    pace = Pace(Search())
+    waits = []
+    for now_s in range(20):
+        pace.dialling(now_s)
+        pace.link_up(now_s)
+        pace.link_down(now_s + 0.5)
+        waits.append(pace.wait_s(now_s + 0.5))
+    assert waits[0] == 0.0  # at once, in case the server has moved
+    assert 0.2 <= waits[1] < waits[2] + 0.1
+    assert 0.4 <= waits[-1] <= 0.52
     pace.link_up(20.0)
     pace.link_down(30.0)
     assert pace.wait_s(30.0) == 0.0
 
 
-def test_time_that_passed_counts_as_waited() -> None:
-    pace = Pace()
-    for _ in range(10):
-        pace.dialling(0.0)
-    assert pace.wait_s(3600.0) == 0.0
+def test_what_one_link_did_does_not_slow_the_others_down() -> None:
+    """Every one of them may be broken by what it alone is sent."""
+    search = Search()
+    broken, other = Pace(search), Pace(search)
+    for now_s in range(5):
+        broken.link_up(now_s)
+        broken.link_down(now_s + 0.1)
+    assert broken.wait_s(4.1) > 0.3
+    assert other.wait_s(4.1) == 0.0
 
 
 # ── Refusals ────────────────────────────────────────────────────────────────────────────────────

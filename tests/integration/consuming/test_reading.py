@@ -12,6 +12,7 @@ from chasqui.keys import Keys
 from chasqui.metrics import ReaderBatch
 from chasqui.queue import Queue
 from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 
 Start = Callable[..., Running]
@@ -102,6 +103,43 @@ async def test_a_destroyed_group_does_not_run_what_is_running(
     await running.completed(6)
     await until(lambda: at_rest(redis, keys), "all is acknowledged")
     assert sorted(begun) == [0, 1, 2, 3, 4, 5], "each ran once"
+
+
+@pytest.mark.slow
+@pytest.mark.fault(6)
+async def test_all_links_of_a_worker_together_dial_five_times_a_second(
+    redis_86: Server,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Start,
+    queue_name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "chasqui")
+    proxy = make_proxy(redis_86.url)
+    # A short lease, so that the heartbeat dials too.
+    running = start_at(proxy.url, fine, claim_min_idle_ms=300)
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        await queue.add("n", 0)
+        await running.completed(1)
+        proxy.is_refusing = True
+        proxy.cut()
+
+        def dials_s() -> list[float]:
+            found = [one for one in caplog.records if one.msg.startswith("no connection to")]
+            return [one.created for one in found]
+
+        async def has_dialled() -> bool:
+            return len(dials_s()) > 6
+
+        await until(has_dialled, "the server is searched for")
+        proxy.is_refusing = False
+        times_s = dials_s()
+        # A race between the loop and the heartbeat's thread costs one more.
+        assert all(
+            after - before > 0.95 for before, after in zip(times_s, times_s[6:], strict=False)
+        )
+        await queue.add("n", 1)
+        await running.completed(2)
 
 
 @pytest.mark.fault(28)

@@ -17,9 +17,13 @@ from chasqui.errors import UnreachableError
 from chasqui.keys import Keys
 from chasqui.metrics import LockOutcome
 from chasqui.queue import Queue
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.integration.consuming.conftest import WAIT_S, Redis, Running, at_rest, until
+from tests.proxy import Proxy
+from tests.servers import Server
 
 Start = Callable[..., Running]
+StartAt = Callable[..., Running]
+MakeProxy = Callable[[str], Proxy]
 
 
 async def fine(job: Job) -> None:
@@ -166,6 +170,45 @@ async def test_cancelling_run_twice_stops_at_once(queue: Queue, start: Start) ->
     with pytest.raises(asyncio.CancelledError):
         await running.task
     assert not running.worker.is_running
+
+
+@pytest.mark.parametrize(
+    "was_closed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["running", "draining"]
+)
+async def test_cancelling_run_does_not_wait_for_a_server_that_is_gone(
+    redis_86: Server,
+    make_proxy: MakeProxy,
+    start_at: StartAt,
+    queue_name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    was_closed: bool,
+) -> None:
+    """Not even if it was to drain in all calm, for ten minutes."""
+    monkeypatch.setattr("chasqui.consumer.CANCELLED_S", 0.1)
+    proxy = make_proxy(redis_86.url)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        begun.set()
+        await gate.wait()
+
+    running = start_at(proxy.url, handler, shutdown_deadline_s=600)
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        await queue.add("n", None)
+        await running.fact(begun.wait())
+        proxy.is_refusing = True
+        proxy.cut()
+        gate.set()
+        await running.completed(1)
+        if was_closed:
+            await running.worker.close()
+            await asyncio.sleep(0.2)
+        running.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(running.task), WAIT_S)
+        assert "1 acks and 0 moves" in caplog.text
+        assert not [one for one in threading.enumerate() if queue_name in one.name]
 
 
 async def test_no_server_to_begin_with_is_an_error(queue_name: str) -> None:
