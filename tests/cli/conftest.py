@@ -150,13 +150,15 @@ class Terminal:
     def shown(self) -> str:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
-    def wait_for(self, pattern: str, *, is_there: bool = True) -> str:
-        """Read until the screen shows what is looked for, or no longer does; the whole screen."""
+    def wait_for(self, pattern: str, *, is_there: bool = True) -> None:
+        """Read until the screen shows what is looked for, or no longer does.
+
+        The rest of it may be half drawn then: what else is to be there is waited for as well.
+        """
         until_s = time.monotonic() + 30
         while bool(re.search(pattern, self.shown, re.MULTILINE)) is not is_there:
             if not self._read(until_s):
                 pytest.fail(f"{pattern!r} is_there={not is_there}:\n{self.shown}")
-        return self.shown
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
