@@ -18,9 +18,9 @@ from rich.text import Text
 from chasqui import embedded
 from chasqui.cli import logs
 from chasqui.cli.bars import RateColumn
-from chasqui.cli.options import AsJson
+from chasqui.cli.options import AsJson, OwnRedisUrl
 from chasqui.cli.output import show
-from chasqui.cli.run import on_queue
+from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import report_of_run, spark_is_there
 from chasqui.config import Endpoint
 from chasqui.errors import ChasquiError, UnrecoverableError
@@ -112,11 +112,7 @@ def demo(
         Path | None,
         typer.Option(metavar="FILE", help="Where Spark is installed: draw the run as a page."),
     ] = None,
-    redis_url: Annotated[
-        # Not the option of other commands: no variable may turn the demo loose on a real server.
-        str | None,
-        typer.Option(metavar="URL", help="Use this server, and a queue that is deleted after."),
-    ] = None,
+    redis_url: OwnRedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to an embedded server, run them all with a worker, and show the rates.
@@ -138,10 +134,8 @@ def demo(
     queue_name = f"demo-{secrets.token_hex(4)}"
     where = Endpoint.parse(redis_url)
     console.print(f"chasqui demo: queue {queue_name} on {where}, deleted when this ends.\n")
-    try:
+    with deleted_after(queue_name, redis_url):
         _show(redis_url, queue_name, jobs, report, console, as_json)
-    finally:
-        on_queue(queue_name, redis_url, lambda it: it.obliterate(force=True))
 
 
 def _show(

@@ -62,6 +62,13 @@ RedisUrl: TypeAlias = Annotated[
         help="The server. Default: $CHASQUI_URL, or the one on this machine.",
     ),
 ]
+#: Of commands that have a server of their own: no variable may turn them loose on a real one.
+OwnRedisUrl: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url", metavar="URL", help="Use this server, and a queue that is deleted after."
+    ),
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Group: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")]
 Yes: TypeAlias = Annotated[

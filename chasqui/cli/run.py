@@ -1,15 +1,19 @@
 """From a plain function to the asyncio side and back: open, do, close."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
+from chasqui.errors import ChasquiError
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -22,6 +26,25 @@ def on_queue(name: str, redis_url: str | None, deed: Callable[[Queue], Awaitable
             return await deed(queue)
 
     return asyncio.run(run())
+
+
+@contextmanager
+def deleted_after(name: str, redis_url: str | None) -> Iterator[None]:
+    """Around the use of a queue that is to leave nothing behind."""
+    try:
+        yield
+    except BaseException:
+        try:
+            _delete(name, redis_url)
+        except ChasquiError as error:  # what went wrong first is what is told
+            fields = {"queue": name}
+            logger.error("queue %s could not be deleted: %s", name, error, extra=fields)
+        raise
+    _delete(name, redis_url)
+
+
+def _delete(name: str, redis_url: str | None) -> None:
+    on_queue(name, redis_url, lambda queue: queue.obliterate(force=True))
 
 
 def on_server(

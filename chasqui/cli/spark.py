@@ -180,13 +180,14 @@ def compact(
     to: Annotated[str, typer.Argument(metavar="DIR", help="The folder of the archive.")],
     master: Master = None,
     conf: Conf = None,
+    redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the finished days of an archive as one file each.
+    """Rewrite the finished days of an archive as one file each. No server is asked for that.
 
     Example: chasqui spark compact lake
     """
-    with SparkRun(master, conf, None) as spark:
+    with SparkRun(master, conf, redis_url) as spark:
         from chasqui.spark import compact as rewrite
 
         with Progress("compacting", spark.tasks):

@@ -1,34 +1,42 @@
-"""`chasqui spark demo`: the tour of queues as DataFrames, on a server of its own, checked."""
+"""`chasqui spark demo`: the tour of queues as DataFrames, checked; on a server of its own, unless
+told otherwise."""
 
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from chasqui import embedded
+from chasqui.cli.options import AsJson, OwnRedisUrl
+from chasqui.cli.output import show
+from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import Progress, SparkRun
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.job import Job
 from chasqui.sync import Queue
 from chasqui.worker import Worker
 
-_QUEUE: Final = "tour"
+#: Names the tour's queue to its worker processes.
+_QUEUE_VARIABLE: Final = "CHASQUI_TOUR_QUEUE"
 _WORKERS: Final = 2
 #: With the handler's 5 ms, what the workers do in a second stays below what the events stream
 #: keeps, so that an archive every second loses none.
 _SLOTS: Final = 40
+_PARTITIONS: Final = "spark.sql.shuffle.partitions=4"
 
 
 def worker() -> Worker:
     """What the tour's worker processes run."""
-    return Worker(_QUEUE, _handle, concurrency=_SLOTS, max_attempts=3)
+    return Worker(os.environ[_QUEUE_VARIABLE], _handle, concurrency=_SLOTS, max_attempts=3)
 
 
 async def _handle(job: Job) -> None:
@@ -45,26 +53,47 @@ def demo(
     html: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path(
         "chasqui-report.html"
     ),
+    redis_url: OwnRedisUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take the tour: enqueue a data set, drain it while an archive follows, roll up, report,
     triage, replay.
 
-    Needs no Redis: it starts a private server, which is gone afterwards.
+    Needs no Redis: unless told otherwise it starts a private server, which is gone afterwards.
 
     Example: chasqui spark demo --rows 100000
     """
-    with embedded.start() as running, tempfile.TemporaryDirectory() as folder:
-        os.environ["CHASQUI_URL"] = running.url
-        with SparkRun("local[2]", ["spark.sql.shuffle.partitions=4"], running.url) as spark:
-            _Tour(spark, running.url, Path(folder), rows).run(html)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if redis_url is None:
+            queue, url = "tour", stack.enter_context(embedded.start()).url
+        else:
+            queue, url = f"tour-{secrets.token_hex(4)}", redis_url
+            stack.enter_context(deleted_after(queue, url))
+        spark = stack.enter_context(SparkRun("local[2]", [_PARTITIONS], url))
+        tour = _Tour(spark, url, queue, Path(folder), rows, is_quiet=as_json)
+        tour.run(html)
+    if as_json:
+        show(tour.facts, as_json=True)
 
 
 class _Tour:
-    def __init__(self, spark: SparkRun, url: str, folder: Path, rows: int) -> None:
+    def __init__(
+        self, spark: SparkRun, url: str, queue: str, folder: Path, rows: int, *, is_quiet: bool
+    ) -> None:
         self._spark = spark
         self._url = url
+        self._queue = queue
         self._folder = folder
         self._rows = rows
+        self._is_quiet = is_quiet
+        #: What was told, for programs.
+        self.facts: dict[str, Any] = {}
+
+    def _tell(self, text: str, **facts: Any) -> None:
+        self.facts |= facts
+        if not self._is_quiet:
+            print(text, flush=True)
 
     def run(self, html: Path) -> None:
         from chasqui.spark import archive, gather, page, read, read_archive, replay, rollup, triage
@@ -74,7 +103,7 @@ class _Tour:
         lake = str(self._folder / "lake")
         following = archive(
             spark,
-            _QUEUE,
+            self._queue,
             lake,
             follow_on=True,
             interval_s=1,
@@ -88,25 +117,34 @@ class _Tour:
         with Progress("archiving the last events", self._spark.tasks):
             following.processAllAvailable()
             following.stop()
-            events = read_archive(spark, lake).where(f"queue = '{_QUEUE}'")
+            events = read_archive(spark, lake).where(f"queue = '{self._queue}'")
             kept = events.count()
-        place = json.loads(following.lastProgress.sources[0].endOffset)[_QUEUE]
+        place = json.loads(following.lastProgress.sources[0].endOffset)[self._queue]
         lost = place["n"] - place["since"] - kept
-        _tell(f"archived {kept:,} events, {lost:,} trimmed before they were read")
+        self._tell(
+            f"archived {kept:,} events, {lost:,} trimmed before they were read",
+            archived=kept,
+            lost=lost,
+        )
         with Progress(f"rolling up {kept:,} events", self._spark.tasks):
             windows = rollup(events, "10 seconds").cache()
             completed = windows.agg({"completed": "sum"}).first()[0] or 0
-        _tell(f"rolled up {windows.count():,} windows: {completed:,} completed")
-        dlq = read(spark, "dlq", _QUEUE, **server)
+        count = windows.count()
+        self._tell(
+            f"rolled up {count:,} windows: {completed:,} completed",
+            windows=count,
+            completed=completed,
+        )
+        dlq = read(spark, "dlq", self._queue, **server)
         with Progress(f"drawing the report over {kept:,} events", self._spark.tasks):
             html.write_text(page(gather(events, dlq)), encoding="utf-8")
-        _tell(f"report: {html.resolve()}")
+        self._tell(f"report: {html.resolve()}", report=str(html.resolve()))
         for row in triage(dlq).collect():
-            _tell(f"triage: {row['failures']:,} x {row['masked_reason']}")
+            self._tell(f"triage: {row['failures']:,} x {row['masked_reason']}")
         chosen = dlq.where("error like '%has no customer%'")
-        _tell(f"replay: {replay(chosen, **server):,} dead jobs would be replayed")
+        self._tell(f"replay: {replay(chosen, **server):,} dead jobs would be replayed")
         moved = replay(chosen, dry_run=False, **server)
-        _tell(f"replay: {moved:,} were")
+        self._tell(f"replay: {moved:,} were", dead=dead, replayed=moved)
         if moved != dead:
             raise ChasquiError(f"the tour failed: {dead} jobs were dead and {moved} replayed")
         if not lost and completed != self._rows - dead:
@@ -124,24 +162,29 @@ class _Tour:
             ).write.parquet(path)
         started_s = time.perf_counter()
         with (
-            Queue(_QUEUE, redis_url=self._url) as queue,
+            Queue(self._queue, redis_url=self._url) as queue,
             Progress("enqueueing", lambda: f"{queue.counts().waiting:,} jobs are in the queue"),
         ):
             orders = spark.read.parquet(path)
-            enqueue(orders, _QUEUE, maxBacklog=2 * self._rows, **self._spark.server)
+            enqueue(orders, self._queue, maxBacklog=2 * self._rows, **self._spark.server)
         seconds = time.perf_counter() - started_s
         rate = self._rows / seconds
-        _tell(f"enqueued {self._rows:,} rows exactly once in {seconds:.1f} s ({rate:,.0f}/s)")
+        self._tell(
+            f"enqueued {self._rows:,} rows exactly once in {seconds:.1f} s ({rate:,.0f}/s)",
+            rows=self._rows,
+            enqueued_per_s=round(rate),
+        )
 
     def _drain(self) -> int:
         """Let worker processes run all jobs; how many ended dead."""
         command = [sys.executable, "-m", "chasqui", "worker", f"{__name__}:worker"]
         command += ["--processes", str(_WORKERS), "--log-level", "error"]
+        told = os.environ | {"CHASQUI_URL": self._url, _QUEUE_VARIABLE: self._queue}
         started_s = time.perf_counter()
         left = self._rows
         with (
-            subprocess.Popen(command) as workers,
-            Queue(_QUEUE, redis_url=self._url) as queue,
+            subprocess.Popen(command, env=told) as workers,
+            Queue(self._queue, redis_url=self._url) as queue,
             Progress("draining", lambda: f"{left:,} jobs left"),
         ):
             try:
@@ -155,9 +198,8 @@ class _Tour:
                 workers.terminate()
         seconds = time.perf_counter() - started_s
         rate = self._rows / seconds
-        _tell(f"drained by {_WORKERS} worker processes in {seconds:.1f} s ({rate:,.0f}/s)")
+        self._tell(
+            f"drained by {_WORKERS} worker processes in {seconds:.1f} s ({rate:,.0f}/s)",
+            drained_per_s=round(rate),
+        )
         return counts.dlq
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)

@@ -6,7 +6,7 @@ import typer
 
 from chasqui.cli.options import AsJson, RedisUrl, Yes
 from chasqui.cli.output import at_ms, count, show_all
-from chasqui.cli.spark_run import on_queue
+from chasqui.cli.spark_run import on_queue, say
 
 txn_app = typer.Typer(
     help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
@@ -35,7 +35,9 @@ def txn_list(queue: OneQueue, redis_url: RedisUrl = None, as_json: AsJson = Fals
 
 
 @txn_app.command("resume")
-def txn_resume(queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None) -> None:
+def txn_resume(
+    queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None, as_json: AsJson = False
+) -> None:
     """Publish what an interrupted write had recorded.
 
     Example: chasqui spark txn resume --queue orders orders-2026-01-31
@@ -44,12 +46,16 @@ def txn_resume(queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None) -> No
 
     with on_queue(queue, redis_url) as (connection, keys):
         moved = Transaction(connection, keys, app_id, max_backlog=2**53).resume()
-    print(f"published {count(moved, 'job')}")
+    say({"published": moved}, as_json, f"published {count(moved, 'job')}")
 
 
 @txn_app.command("discard")
 def txn_discard(
-    queue: OneQueue, app_id: AppId, yes: Yes = False, redis_url: RedisUrl = None
+    queue: OneQueue,
+    app_id: AppId,
+    yes: Yes = False,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forget a write and drop what it has staged; what it has published stays.
 
@@ -60,9 +66,10 @@ def txn_discard(
     with on_queue(queue, redis_url) as (connection, keys):
         record = connection.run(txn.read_record(keys, app_id))
         if record is None:
-            print("not found")
+            say({"dropped": 0, "selected": 0}, as_json, "not found")
             raise typer.Exit(1)
         if yes:
             txn.Transaction(connection, keys, app_id, max_backlog=1).discard()
     left = count(record.left, "job")
-    print(f"dropped {left}" if yes else f"would drop {left}; add --yes to do it")
+    facts = {"dropped": record.left if yes else 0, "selected": record.left}
+    say(facts, as_json, f"dropped {left}" if yes else f"would drop {left}; add --yes to do it")

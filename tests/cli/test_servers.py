@@ -13,6 +13,7 @@ import redis
 
 from chasqui import Queue, Worker
 from chasqui.cli.rights import ROLES, needed
+from chasqui.cli.run import deleted_after
 from tests.cli.conftest import Chasqui, call, environment, run, run_in_terminal
 from tests.servers import Server
 
@@ -23,6 +24,13 @@ def test_demo_tells_what_it_did() -> None:
     assert "Every one of the 1,251 jobs was completed exactly once" in ran.out
     assert re.search(r"^add_bulk.* 1,000 ", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_what_went_wrong_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Not that the queue could not be deleted after it, though that is logged."""
+    with pytest.raises(ZeroDivisionError), deleted_after("demo-1", "redis://127.0.0.1:1"):
+        raise ZeroDivisionError
+    assert "queue demo-1 could not be deleted: no connection to 127.0.0.1:1" in caplog.text
 
 
 @pytest.mark.slow

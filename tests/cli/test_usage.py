@@ -67,17 +67,30 @@ def test_help_has_an_example_and_fits_the_screen(command: str) -> None:
         assert "--log-level" in ran.out
 
 
-def commands_of(command: Any, name: str = "") -> Iterator[str]:
-    """Every command that the program has, as it is typed."""
+def commands_of(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command that the program has, and how it is typed."""
     names = command.list_commands(None) if hasattr(command, "list_commands") else []
     for one in names:
         yield from commands_of(command.get_command(None, one), f"{name} {one}".strip())
     if not names:
-        yield name
+        yield name, command
+
+
+def test_every_command_has_a_server_json_and_an_example() -> None:
+    """Those of Spark too, whether it is installed or not."""
+    found = dict(commands_of(get_command(app)))
+    assert {"spark demo", "spark txn list"} < found.keys()
+    for name, command in found.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"--redis-url", "--json"} <= options, name
+        assert re.search(rf"Example: chasqui {name}\b", command.help), name
+        assert all(
+            parameter.help for parameter in command.params if parameter.opts[0].startswith("--")
+        ), name
 
 
 def test_every_command_is_tested_here_or_where_spark_is() -> None:
-    found = [name for name in commands_of(get_command(app)) if name.split()[0] != "spark"]
+    found = [name for name, _ in commands_of(get_command(app)) if name.split()[0] != "spark"]
     assert sorted(found) == sorted(COMMANDS)
     lines = (*CALLS, *LASTING)
     for name in set(found) - ELSEWHERE.keys():

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis as redis_py
 
 from chasqui.cli.spark_run import lost_in
 from chasqui.sync import Queue
@@ -92,9 +94,29 @@ def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, qu
     assert ran.out == "published 20 jobs\n"
     ran = call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url)
     assert ran.out == "would drop 30 jobs; add --yes to do it\n"
+    ran = call(*txn, "discard", "--queue", queue_name, "two", "--json", url=redis_86.url)
+    assert ran.json == {"dropped": 0, "selected": 30}
+    ran = call(*txn, "resume", "--queue", queue_name, "one", "--json", url=redis_86.url)
+    assert ran.json == {"published": 0}
     ran = call(*txn, "discard", "--queue", queue_name, "two", "--yes", url=redis_86.url)
     assert ran.out == "dropped 30 jobs\n"
     assert call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url).code == 1
+
+
+@pytest.mark.slow
+def test_demo_on_a_given_server_leaves_nothing_there(
+    spark: Any, private_server: Callable[..., Server], tmp_path: Path
+):
+    url, page = private_server("redis-8.6").url, tmp_path / "page.html"
+    words = ("--rows", "10000", "--html", str(page), "--redis-url", url, "--json")
+    ran = call("spark", "demo", *words)
+    assert ran.code == 0, ran.err
+    assert ran.json["rows"] == 10_000
+    assert ran.json["dead"] == ran.json["replayed"] == 1
+    assert ran.json["report"] == str(page)
+    assert page.stat().st_size > 0
+    with redis_py.Redis.from_url(url) as client:
+        assert client.dbsize() == 0
 
 
 def test_the_tour_by_hand(spark: Any, redis_86: Server, queue_name: str, tmp_path: Path):
