@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.environments import ROOT
+from bench.icicles import draw_flames
 from bench.libraries import LIBRARIES
 from bench.stage import Stage
 from tests.servers import Server
@@ -23,26 +24,21 @@ GRAPHS = {
 
 
 def record(out: Path) -> dict[str, Path]:
-    """Write an SVG for each graph; none where py-spy is missing or may not look."""
+    """Draw each graph; none where py-spy is missing or may not look."""
     spy = Path(sys.executable).with_name("py-spy")
     if not spy.exists() and not shutil.which("py-spy"):
         return {}
     made = {}
     with Server("redis-8.6") as server, closing(Stage(server, 0)) as stage:
-        for name, (_, asked) in GRAPHS.items():
+        for name, (title, asked) in GRAPHS.items():
             stage.clear()
             if asked["scenario"] == "drain":
                 stage.call(LIBRARIES["chasqui"], "fill", n=asked["n"])
-            target = out / f"{name}.svg"
+            stacks = out / f"{name}.stacks"
             child = json.dumps({**asked, "url": server.url})
-            argv = [str(spy), "record", "--native", "--rate", "100", "--format", "flamegraph"]
-            argv += ["--output", str(target), "--", sys.executable, "-m", "bench.peers.chasqui"]
+            argv = [str(spy), "record", "--native", "--rate", "200", "--format", "raw"]
+            argv += ["--output", str(stacks), "--", sys.executable, "-m", "bench.peers.chasqui"]
             done = subprocess.run([*argv, child], cwd=ROOT, capture_output=True, text=True)
-            if target.exists() and not done.returncode:
-                # Its title is the command, with this machine's folders in it.
-                text = target.read_text()
-                for folder in (out, spy.parent, Path(sys.executable).parent):
-                    text = text.replace(f"{folder}/", "")
-                target.write_text(text)
-                made[name] = target
+            if stacks.exists() and not done.returncode:
+                made[name] = draw_flames(stacks.read_text(), title, out / f"{name}.png")
     return made
