@@ -3,7 +3,8 @@
 One leads. It sleeps until the next job is due, which the script answers by Redis's clock; workers'
 clocks decide nothing. Our producers ring a bell when they put a job before all others. Those
 of chasquimq do not, so the set is also looked at from time to time: how often, `PromoterConfig`
-says. A job that was seen before it is due is never late for that reason, whoever put it.
+says. A job that was seen before it is due is never late for that reason, whoever put it. The same
+look notices that Redis's clock was set, or that this machine slept and its timers with it.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from chasqui.events import DLQ, EVENTS_KEPT, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
-from chasqui.request import Effect, Request
+from chasqui.request import Effect, Request, commands
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,10 @@ class PromoterDuty(Duty):
             await self._poll()
         # No longer than the lease surely lasts: else it would take the next leader's rings.
         bell.listen(self._keys.wake, lease.left_s)
+        if not bell.is_waiting_for(self._keys.wake):
+            # It still waits for the lease, or lost its link: nobody can ring.
+            poll_s = self._config.poll_interval_ms / 1000
+            self._poll_at_s = min(self._poll_at_s, monotonic() + poll_s)
         wake_at_s = min(self._due_at_s, self._poll_at_s)
         return min(wake_at_s - monotonic(), lease.next_step_s)
 
@@ -167,14 +172,20 @@ class PromoterDuty(Duty):
         return Promoted(len(ids), malformed, depth, lag_ms, next_due_s)
 
     async def _poll(self) -> None:
-        """See whether there is a new first job that nobody rang for."""
-        before = b"+inf" if self._first is None else b"(" + self._first
-        earlier = await self.connection.execute(
-            "ZCOUNT", self._keys.delayed, "-inf", before, effect=Effect.READ
-        )
+        """See whether there is a new first job that nobody rang for, or the first is due by now."""
+        first, is_due = self._first, False
+        before = b"+inf" if first is None else b"(" + first
+        count = ("ZCOUNT", self._keys.delayed, "-inf", before)
+        if first is None:
+            earlier = await self.connection.execute(*count, effect=Effect.READ)
+        else:
+            earlier, (seconds, micros) = await self.connection.submit(
+                commands(count, ("TIME",), effect=Effect.READ)
+            )
+            is_due = float(first) <= int(seconds) * 1000 + int(micros) // 1000
         if earlier and self._bell.is_waiting_for(self._keys.wake):
             self._foreign_until_s = monotonic() + FOREIGN_MEMORY_S
-        if earlier or self._metrics is not None:  # who counts wants to know the depth
+        if earlier or is_due or self._metrics is not None:  # who counts wants to know the depth
             await self._promote()
         self._schedule_poll(monotonic())
 

@@ -11,20 +11,27 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-from chasqui._core.envelope import check_msgpack
+from chasqui._core.envelope import check_msgpack, decode_envelope, encode_envelope
 from chasqui.cron import Cron
 from chasqui.job import MissedFiresPolicy, RepeatPattern
 
-__all__ = ["MAX_FIRES_PER_PLAN", "FirePlan", "RepeatSpec", "RepeatSpecError", "plan_fires"]
+__all__ = [
+    "MAX_FIRES_PER_PLAN",
+    "MAX_FIRE_MS",
+    "FirePlan",
+    "RepeatSpec",
+    "RepeatSpecError",
+    "plan_fires",
+]
 
 #: The most fires that one plan makes up for, whatever `max_catchup` allows: planning them all
 #: must not hold up a worker's event loop.
 MAX_FIRES_PER_PLAN: Final = 10_000
+#: Fire times are scores, and a score is a double.
+MAX_FIRE_MS: Final = 2**53
 
 _MAX_KEY_BYTES: Final = 1024
 _MAX_U64: Final = 2**64 - 1
-# Fire times are scores, and a score is a double.
-_MAX_FIRE_MS: Final = 2**53
 # A spec nests three deep; a few levels more are left to its future versions.
 _MAX_DEPTH: Final = 8
 _BAD_IN_KEY = re.compile("[{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -135,6 +142,8 @@ class RepeatSpec:
         that is the first moment at which it matters that ours and its writer's may differ.
         """
         try:
+            if retry is not None:
+                decode_envelope(encode_envelope("", b"", 0, 0, retry))
             check_msgpack(data, _MAX_DEPTH)
             fields = msgpack.unpackb(data, raw=False, strict_map_key=True)
             if not isinstance(fields, list) or len(fields) < 7:
@@ -164,7 +173,7 @@ class RepeatSpec:
             following = after_ms + self.pattern.interval_ms
         else:
             following = self._cron().next_after(after_ms)
-        return following if following is not None and following <= _MAX_FIRE_MS else None
+        return following if following is not None and following <= MAX_FIRE_MS else None
 
     def _first_fire_past(self, now_ms: int, due_ms: int) -> int | None:
         """The first fire later than `now_ms`, in one step however long ago `due_ms` was."""

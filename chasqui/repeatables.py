@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from math import floor
 from typing import Any
 
 from chasqui import payload, scripts
@@ -10,7 +11,7 @@ from chasqui.drafts import BackoffLike, MissedFiresLike, RepeatLike, retry_of
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.keys import SPEC, Keys, check_job_name
 from chasqui.plans import Plans, check_limit
-from chasqui.repeat import RepeatSpec, RepeatSpecError
+from chasqui.repeat import MAX_FIRE_MS, RepeatSpec, RepeatSpecError
 from chasqui.request import Effect, Plan, commands
 
 logger = logging.getLogger(__name__)
@@ -155,9 +156,12 @@ def remove(plans: Plans, key: str) -> Plan[bool]:
 
 
 def scored(reply: list[Any]) -> Iterator[tuple[bytes, int]]:
-    """Members with their scores, in RESP3's pairs or RESP2's flat list."""
-    if reply and isinstance(reply[0], list):
-        yield from ((member, int(score)) for member, score in reply)
-    else:
+    """Members with their scores, in RESP3's pairs or RESP2's flat list.
+
+    A score that is no time at all is as far away as one can be, on its side.
+    """
+    if not reply or not isinstance(reply[0], list):
         pairs = iter(reply)
-        yield from ((member, int(float(score))) for member, score in zip(pairs, pairs, strict=True))
+        reply = list(zip(pairs, pairs, strict=True))
+    for member, score in reply:
+        yield member, floor(max(-MAX_FIRE_MS, min(float(score), MAX_FIRE_MS)))

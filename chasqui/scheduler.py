@@ -1,11 +1,12 @@
 """The scheduler: fires repeat specs when they are due, each slot once, whoever leads.
 
 It sleeps until the next fire by Redis's clock, and looks once per tick whether a spec was written
-that fires earlier. Which fires a spec owes, repeat.py knows. The script that fires compares the
-spec's score with the one that the fires were computed from, so that a leader that was paused
-in between, or a request sent twice, cannot fire a slot again.
+that fires earlier, or that clock was set. Which fires a spec owes, repeat.py knows. The script
+that fires compares the spec's score with the one that the fires were computed from, so that a
+leader that was paused in between, or a request sent twice, cannot fire a slot again.
 """
 
+import asyncio
 import logging
 import math
 from collections.abc import Iterator
@@ -15,20 +16,24 @@ from typing import Any, Final
 
 from chasqui import scripts
 from chasqui._core.envelope import encode_envelope
+from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone
 from chasqui.keys import FIRED, RETRY, SPEC, Keys
-from chasqui.leader import LEASE_TTL_S, Lease
+from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
 from chasqui.repeatables import scored
 from chasqui.request import Effect, Request, commands
+from chasqui.server import exception_for
 
 logger = logging.getLogger(__name__)
 
-#: Jobs that one script call fires.
+#: Jobs that one script call fires, at most so many and so large: the server serves nobody else
+#: meanwhile.
 FIRES_PER_CALL: Final = 250
+_BYTES_PER_CALL: Final = 4 << 20
 #: The shortest time between two looks while there is no spec at all.
 EMPTY_POLL_S: Final = 2.0
 #: When to look again after another scheduler was seen at work, or a fire's answer was lost.
@@ -68,7 +73,11 @@ class Fired:
 
 
 class SchedulerDuty(Duty):
-    """One queue's scheduler, on a connection that it may share with others."""
+    """One queue's scheduler, on a command connection that it may share with others.
+
+    `bell` is a connection of its own, to be slept on, and closed at the end of `run`. Only those
+    who wait for the lease use it.
+    """
 
     name = "scheduler"
 
@@ -76,6 +85,7 @@ class SchedulerDuty(Duty):
         self,
         keys: Keys,
         connection: Connection,
+        bell: Connection,
         config: SchedulerConfig | None = None,
         *,
         holder_id: str | None = None,
@@ -83,9 +93,10 @@ class SchedulerDuty(Duty):
         self._config = config or SchedulerConfig()
         super().__init__(connection, Lease(keys.scheduler_lock, holder_id, self._config.lock_ttl_s))
         self._keys = keys
+        self._bell = Bell(bell)
         self._ulids = UlidFactory()
-        #: Specs that could not be read when last seen, and what they held: each told once.
-        self._unreadable: dict[bytes, Any] = {}
+        #: Specs that could not be read when last seen, and why: each told once.
+        self._unreadable: dict[bytes, str] = {}
         #: The score of the next spec to fire, when last seen; None if there was none.
         self._next_ms: int | None = None
         self._next_at_s = self._tick_at_s = 0.0
@@ -106,7 +117,8 @@ class SchedulerDuty(Duty):
                 return max(EMPTY_POLL_S, self._config.tick_interval_ms / 1000)
             self._is_empty = False
         was_leader = lease.is_held
-        if not await lease.hold(self.connection):
+        if not await lease.hold(self.connection, is_freed=self._bell.take_ring()):
+            self._bell.listen(lease.freed, lease.free_in_s)
             return lease.next_step_s
         now_s = monotonic()
         if not was_leader or now_s >= self._next_at_s or await self._has_changed(now_s):
@@ -115,16 +127,32 @@ class SchedulerDuty(Duty):
             return 0
         return min(min(self._next_at_s, self._tick_at_s) - monotonic(), lease.next_step_s)
 
+    def _bells(self) -> list[asyncio.Future[Any]]:
+        return self._bell.futures
+
+    async def _end(self) -> None:
+        await self._bell.close()
+        await super()._end()
+
     async def _has_changed(self, now_s: float) -> bool:
-        """Once per tick: is there a spec before the one that is waited for?"""
+        """Once per tick: is there a spec before the one that is waited for, or is that due by now?
+
+        It is if the server's clock was set, or this machine slept and its timers with it.
+        """
         if now_s < self._tick_at_s:
             return False
-        before = "+inf" if self._next_ms is None else f"({self._next_ms}"
-        earlier = await self.connection.execute(
-            "ZCOUNT", self._keys.repeat, "-inf", before, effect=Effect.READ
+        next_ms = self._next_ms
+        before = "+inf" if next_ms is None else f"({next_ms}"
+        earlier, time = await self.connection.submit(
+            commands(
+                ("ZCOUNT", self._keys.repeat, "-inf", before),
+                ("TIME",),
+                effect=Effect.READ,
+            )
         )
         self._set_tick()
-        return bool(earlier != len(self._unreadable))
+        is_due = next_ms is not None and next_ms <= _ms(time)
+        return is_due or bool(earlier != len(self._unreadable))
 
     def _set_tick(self) -> None:
         self._tick_at_s = monotonic() + self._config.tick_interval_ms / 1000
@@ -136,7 +164,7 @@ class SchedulerDuty(Duty):
         now_ms = _ms(await self.connection.execute("TIME", effect=Effect.READ))
         fires = 0
         is_stale = False
-        unreadable: dict[bytes, Any] = {}
+        unreadable: dict[bytes, str] = {}
         while not is_stale:
             # What cannot be read stays where it is, before all others: step over it.
             reply = await self.connection.execute(
@@ -170,13 +198,14 @@ class SchedulerDuty(Duty):
         return Fired(fires, len(unreadable), next_due_s)
 
     async def _fire_page(
-        self, due: list[tuple[bytes, int]], now_ms: int, unreadable: dict[bytes, Any]
+        self, due: list[tuple[bytes, int]], now_ms: int, unreadable: dict[bytes, str]
     ) -> tuple[int, bool]:
         """Fire some due specs; how many jobs that made, and whether one was not due any more."""
         hashes = await self.connection.submit(
             commands(
                 *(("HMGET", self._spec_key(member), SPEC, FIRED, RETRY) for member, _ in due),
                 effect=Effect.READ,
+                raises=False,
             )
         )
         fires, is_stale = 0, False
@@ -186,8 +215,8 @@ class SchedulerDuty(Duty):
             try:
                 spec, plan = _read(content, due_ms, now_ms)
             except ValueError as error:
-                unreadable[member] = content
-                if self._unreadable.get(member) != content:
+                unreadable[member] = str(error)
+                if self._unreadable.get(member) != unreadable[member]:
                     logger.error(
                         "repeat spec %r of queue %s cannot be read, and does not fire: %s",
                         member.decode(errors="replace"),
@@ -209,7 +238,8 @@ class SchedulerDuty(Duty):
     ) -> Iterator[Request]:
         """The script calls that carry a plan out; each starts from where the last one leaves."""
         keys, keep = self._keys, self._config.max_stream_len
-        for step in plan.steps(FIRES_PER_CALL):
+        most = max(1, min(FIRES_PER_CALL, _BYTES_PER_CALL // (len(spec.payload) + 1)))
+        for step in plan.steps(most):
             arguments: list[Any] = [member, due_ms]
             arguments.append("" if step.next_ms is None else step.next_ms)
             arguments.append("" if keep is None else keep)
@@ -256,14 +286,26 @@ class Scheduler(Standalone):
         self._holder_id = holder_id
 
     def _duty(self, connection: Connection) -> SchedulerDuty:
-        return SchedulerDuty(self._keys, connection, self._config, holder_id=self._holder_id)
+        return SchedulerDuty(
+            self._keys, connection, self._connect(), self._config, holder_id=self._holder_id
+        )
 
 
-def _read(content: list[bytes | None], due_ms: int, now_ms: int) -> tuple[RepeatSpec, FirePlan]:
+def _read(
+    content: list[bytes | None] | ReplyError, due_ms: int, now_ms: int
+) -> tuple[RepeatSpec, FirePlan]:
     """A spec and what it owes; ValueError if that cannot be said."""
+    if isinstance(content, ReplyError):
+        if content.code != "WRONGTYPE":  # about the server, not about this spec
+            raise exception_for(content)
+        raise ValueError("its key holds no hash")
     encoded, fired, retry = content
     if encoded is None:
         raise ValueError("its hash has no field `spec`")
+    if fired is not None and not fired.isdigit():
+        raise ValueError(f"its count of fires is {fired!r}")
+    if due_ms < 0:
+        raise ValueError("its score is no time")
     spec = RepeatSpec.decode(encoded, retry)
     return spec, plan_fires(spec, due_ms, now_ms, int(fired or 0))
 

@@ -280,7 +280,11 @@ def timed_work(
 
     def make_scheduler(engine: Engine) -> Duty:
         return SchedulerDuty(
-            engine.keys, engine.connection, scheduler, holder_id=config.consumer_id
+            engine.keys,
+            engine.connection,
+            engine.new_connection(),
+            scheduler,
+            holder_id=config.consumer_id,
         )
 
     makers: list[Callable[[Engine], Duty]] = []

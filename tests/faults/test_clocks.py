@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, RepeatPattern
+from chasqui import Job, RepeatPattern, promoter
+from chasqui.connection import Connection
 from chasqui.keys import Keys
+from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
-from chasqui.scheduler import SchedulerDuty
+from chasqui.request import Effect
+from chasqui.scheduler import SchedulerConfig, SchedulerDuty
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import build_shim
 from tests.integration.consuming.conftest import Redis, Running
+from tests.integration.timed.facts import eventually as becomes_true
+from tests.integration.timed.facts import running as runs
 from tests.servers import KINDS, Server
 
 HOUR_S = 3600
@@ -117,6 +122,40 @@ def test_ids_made_of_a_clock_are_refused_when_it_goes_back(
             add_by_clock()
 
 
+@pytest.mark.fault(30)
+async def test_what_is_due_when_the_servers_clock_has_jumped_does_not_wait_for_the_old_time(
+    clock_server: ClockServer,
+    queue_name: str,
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half an hour away for the timers of the leaders, half an hour ago for the server."""
+    monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.05)
+    keys, url = Keys(queue_name), clock_server.url
+    redis = connect(url)
+    duties = [
+        PromoterDuty(keys, connect(url), connect(url), PromoterConfig(poll_interval_ms=50)),
+        SchedulerDuty(keys, connect(url), connect(url), SchedulerConfig(tick_interval_ms=50)),
+    ]
+    half_ms = HOUR_S * 500
+    async with Queue(queue_name, redis_url=url) as queue:
+        await queue.add("delayed", None, delay_ms=half_ms)
+        await queue.upsert_repeatable_job("spec", None, repeat=RepeatPattern.every(half_ms))
+        async with runs(duties[0]), runs(duties[1]):
+
+            async def both_lead() -> bool:
+                locks = (keys.promoter_lock, keys.scheduler_lock)
+                return bool(await redis.execute("EXISTS", *locks, effect=Effect.READ) == 2)
+
+            await becomes_true(both_lead)
+            await asyncio.to_thread(clock_server.jump, HOUR_S - 60)
+
+            async def both_came() -> bool:
+                return bool(await redis.execute("XLEN", keys.stream, effect=Effect.READ) == 2)
+
+            await becomes_true(both_came)
+
+
 # ── A worker's ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,7 +231,8 @@ async def test_a_schedulers_clock_fires_nothing(
     jump_s: int,
 ) -> None:
     jump(jump_s)
-    assert await fires_of(redis, queue, keys, SchedulerDuty(keys, connect(server.url))) == 0
+    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
+    assert await fires_of(redis, queue, keys, duty) == 0
 
 
 @pytest.mark.fault(31, control=True)
@@ -206,6 +246,6 @@ async def test_a_scheduler_that_went_by_its_own_clock_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("chasqui.scheduler._ms", lambda told: time.time_ns() // 10**6)
-    duty = SchedulerDuty(keys, connect(server.url))
+    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
     jump(HOUR_S)
     assert await fires_of(redis, queue, keys, duty) == 1

@@ -89,7 +89,7 @@ async def fire_twice(
 async def test_a_scheduler_that_was_stopped_before_its_fire_fires_nothing(
     server: Server, redis: Redis, queue: Queue, keys: Keys, connect: Callable[..., Connection]
 ) -> None:
-    duty = SchedulerDuty(keys, connect(server.url))
+    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
     assert await fire_twice(redis, queue, keys, duty, scripts.FIRE) == 1
 
 
@@ -106,7 +106,7 @@ async def test_without_comparing_scores_the_slot_fires_twice(
     assert compare in scripts.FIRE.source
     source = scripts.FIRE.source.replace(compare, b"false")
     careless = type(scripts.FIRE)("fire", source, b"0" * 40)  # unknown, so it is sent whole
-    duty = SchedulerDuty(keys, connect(server.url))
+    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
     assert await fire_twice(redis, queue, keys, duty, careless) == 2
 
 

@@ -247,6 +247,15 @@ def test_skipped_day_fires_once_when_the_next_one_starts() -> None:
     ]
 
 
+def test_gap_of_odd_seconds_ends_on_its_second() -> None:
+    # Liberia was the last to give up its own mean time, 44 minutes and 30 seconds behind.
+    tz = "Africa/Monrovia"
+    assert fires(Cron("0 0 * * *", tz), "1972-01-06T12:00:00", 2, tz) == [
+        "Fri 07 Jan 00:44:30",
+        "Sat 08 Jan 00:00:00",
+    ]
+
+
 # The same, for every transition that the IANA database knows, against a walk minute by minute
 
 
@@ -377,4 +386,27 @@ def test_each_transition_fires_as_a_walk_minute_by_minute(year: int) -> None:
     ]
     assert len(of_the_year) > 100
     for transition in of_the_year:
+        check(transition)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "Australia/Lord_Howe",  # half an hour
+        "Antarctica/Troll",  # two hours
+        "Antarctica/Casey",  # three hours, back and forth
+        "Antarctica/Macquarie",
+        "Africa/Casablanca",  # off in Ramadan, which the moon decides
+        "America/Caracas",  # half an hour, for good
+        "Asia/Gaza",
+        "Asia/Kathmandu",  # a quarter of an hour
+        "Asia/Pyongyang",
+        "Europe/Dublin",  # winter is what is saved
+        "Pacific/Apia",  # a day
+        "Pacific/Kwajalein",
+    ],
+)
+def test_odd_zones_fire_as_a_walk_minute_by_minute(zone: str) -> None:
+    for transition in {each.shape: each for each in zone_transitions(zone, 1971, 2037)}.values():
         check(transition)

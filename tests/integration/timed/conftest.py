@@ -58,6 +58,7 @@ def make_scheduler(
     """Makes schedulers of the test's queue; settings, and `url` where it is not the server's."""
 
     def make(*, url: str | None = None, **settings: Any) -> SchedulerDuty:
-        return SchedulerDuty(keys, connect(url or server.url), SchedulerConfig(**settings))
+        url = url or server.url
+        return SchedulerDuty(keys, connect(url), connect(url), SchedulerConfig(**settings))
 
     return make

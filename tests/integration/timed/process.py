@@ -1,4 +1,5 @@
-"""A promoter or scheduler in a process of its own, whose wall clock may be off.
+"""A promoter, a scheduler or a worker that is both, in a process of its own, whose wall clock may
+be off.
 
 python -m tests.integration.timed.process promoter URL QUEUE HOLDER CLOCK_OFFSET_S
 """
@@ -17,7 +18,11 @@ def main() -> None:
     # Only now: a module may keep a clock function that it imported.
     from chasqui.promoter import Promoter
     from chasqui.scheduler import Scheduler
+    from chasqui.worker import Worker
 
+    if role == "worker":
+        asyncio.run(Worker(queue, _nothing, redis_url=url, consumer_id=holder).run())
+        return
     engine = (Promoter if role == "promoter" else Scheduler)(url, queue, holder_id=holder)
 
     async def run() -> None:
@@ -25,6 +30,10 @@ def main() -> None:
         await engine.run()
 
     asyncio.run(run())
+
+
+async def _nothing(job: object) -> None:
+    """Jobs are left in the stream: the queue is paused."""
 
 
 def _shift_clock(offset_s: int) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from chasqui import scheduler, scripts
+from chasqui import leader, scheduler, scripts
 from chasqui._core.envelope import decode_envelope
 from chasqui.errors import UnreachableError
 from chasqui.job import MissedFiresPolicy, RepeatPattern
@@ -232,6 +234,9 @@ async def test_the_stream_is_trimmed_where_that_was_asked_for(
         {},
         "cron that is none",
         "count that is none",
+        "count with a stroke",
+        "retry that is none",
+        "no hash",
     ],
     ids=str,
 )
@@ -250,6 +255,13 @@ async def test_a_spec_that_cannot_be_read_is_told_once_and_left_alone(
         await redis("HSET", hash_key, "spec", spec.replace(b"* * * * *", b"* * * * x"))
     elif content == "count that is none":
         await redis("HSET", hash_key, "fired", "many")
+    elif content == "count with a stroke":  # a number for Python, none for Redis
+        await redis("HSET", hash_key, "fired", "1_0")
+    elif content == "retry that is none":
+        await redis("HSET", hash_key, "retry", "garbage")
+    elif content == "no hash":
+        await redis("DEL", hash_key)
+        await redis("SET", hash_key, "a string")
     else:
         await redis("DEL", hash_key)
         for name, value in content.items():
@@ -265,9 +277,11 @@ async def test_a_spec_that_cannot_be_read_is_told_once_and_left_alone(
             assert fired is not None
             assert (fired.count, fired.unreadable) == (1, 1)
     assert await fires(redis, keys) == [2, 2, 2]
-    assert len(caplog.records) == 1
+    assert [record.name for record in caplog.records].count("chasqui.scheduler") == 1
     assert await score(redis, keys, bad.id) == due_ms
     # Written anew, it fires again.
+    if content == "no hash":
+        await redis("DEL", hash_key)
     await queue.upsert_repeatable_job("bad", 1, repeat=EVERY_MINUTE, missed_fires=ONCE)
     await redis("HDEL", hash_key, "fired")
     await make_due(redis, keys, bad.id, ago_ms=0)
@@ -283,6 +297,55 @@ async def test_a_member_that_is_no_text_is_left_alone(
     await redis("ZADD", keys.repeat, 1, b"\xff\xfe")
     fired = await make_scheduler().run_once()
     assert fired == Fired(0, 1, None)
+
+
+@pytest.mark.parametrize("score", ["-inf", "-0.5", "-7000"])
+async def test_a_spec_whose_time_is_none_is_left_alone(
+    keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler, score: str
+):
+    odd = await queue.upsert_repeatable_job("odd", 1, repeat=EVERY_MINUTE)
+    good = await queue.upsert_repeatable_job("good", 2, repeat=RepeatPattern.every(90_000))
+    await redis("ZADD", keys.repeat, score, odd.id)
+    await make_due(redis, keys, good.id, ago_ms=0)
+    fired = await make_scheduler().run_once()
+    assert fired is not None
+    assert (fired.count, fired.unreadable) == (1, 1)
+    assert await fires(redis, keys) == [2]
+    assert float(await redis("ZSCORE", keys.repeat, odd.id)) == float(score)
+
+
+@pytest.mark.parametrize("score", ["inf", "1e300", "253402300799000"])
+async def test_a_spec_that_is_ages_away_keeps_nobody_back(
+    keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler, score: str
+):
+    far = await queue.upsert_repeatable_job("far", 1, repeat=EVERY_MINUTE)
+    await redis("ZADD", keys.repeat, score, far.id)
+    async with running(make_scheduler(tick_interval_ms=10)):
+        await queue.upsert_repeatable_job("near", 2, repeat=RepeatPattern.every(30), limit=1)
+        await stream_of(redis, keys.stream, 1)
+    assert await fires(redis, keys) == [2]
+    assert float(await redis("ZSCORE", keys.repeat, far.id)) == float(score)
+
+
+async def test_large_fires_go_in_smaller_steps(
+    server: Server,
+    keys: Keys,
+    queue: Queue,
+    redis: Redis,
+    make_scheduler: MakeScheduler,
+    make_proxy: Callable[[str], Proxy],
+):
+    policy = MissedFiresPolicy.fire_all(1000)
+    job = await queue.upsert_repeatable_job(
+        "r", "x" * 500_000, repeat=RepeatPattern.every(10), missed_fires=policy, limit=20
+    )
+    await make_due(redis, keys, job.id, ago_ms=10_000)
+    proxy = make_proxy(server.url)
+    fired = await make_scheduler(url=proxy.url).run_once()
+    assert fired is not None
+    assert fired.count == await redis("XLEN", keys.stream) == 20
+    steps = proxy.count("EVALSHA") + proxy.count("EVAL")
+    assert steps >= 4, "the lease, and eight fires at a time"
 
 
 # ── Two at once ─────────────────────────────────────────────────────────────────────────────────
@@ -324,6 +387,55 @@ async def test_a_fire_computed_from_an_older_score_does_nothing(
     assert await score(redis, keys, job.id) == after
 
 
+@pytest.mark.parametrize("change", ["removed", "written anew"])
+async def test_a_spec_that_is_changed_between_two_steps_of_its_fires_fires_no_further(
+    keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler, change: str
+):
+    policy = MissedFiresPolicy.fire_all(1000)
+
+    async def write() -> str:
+        job = await queue.upsert_repeatable_job(
+            "r", 1, repeat=RepeatPattern.every(60_000), missed_fires=policy
+        )
+        return job.id
+
+    key = await write()
+    due_ms = await make_due(redis, keys, key, ago_ms=60_000 * 600)
+    duty = make_scheduler()
+    content = await redis("HMGET", keys.repeat_spec(key), "spec", "fired", "retry")
+    now = await now_ms(redis)
+    spec, plan = scheduler._read(content, due_ms, now)
+    first, second, *_ = duty._requests(key.encode(), spec, plan, due_ms, now)
+    assert await duty.connection.submit(first) == scheduler.FIRES_PER_CALL
+    if change == "removed":
+        assert await queue.remove_repeatable_by_key(key)
+    else:
+        await write()
+    after = await score(redis, keys, key)
+    assert await duty.connection.submit(second) == -1
+    assert await redis("XLEN", keys.stream) == scheduler.FIRES_PER_CALL
+    assert await score(redis, keys, key) == after
+    assert await redis("EXISTS", keys.repeat_spec(key)) == (change != "removed")
+
+
+async def test_writers_of_one_key_leave_the_spec_and_the_time_of_one_of_them(
+    server: Server, keys: Keys, queue: Queue, queue_name: str, redis: Redis
+):
+    intervals_ms = (10**9, 2 * 10**9)
+
+    async def write(queue: Queue, interval_ms: int) -> None:
+        pattern = RepeatPattern.every(interval_ms)
+        await queue.upsert_repeatable_job("r", interval_ms, repeat=pattern, key="one")
+
+    async with Queue(queue_name, redis_url=server.url) as other:
+        for _ in range(10):
+            await asyncio.gather(*map(write, (queue, other), intervals_ms))
+            (meta,) = await queue.get_repeatable_jobs()
+            assert meta.pattern.interval_ms in intervals_ms
+            away_ms = meta.next_fire_ms - await now_ms(redis)
+            assert 0 <= meta.pattern.interval_ms - away_ms < 10**9
+
+
 async def test_a_fire_of_the_future_waits_in_the_delayed_set(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
 ):
@@ -342,7 +454,9 @@ async def test_a_fire_of_the_future_waits_in_the_delayed_set(
     assert await redis("LLEN", keys.wake) == 1
 
 
-@pytest.mark.parametrize("command", ["EVALSHA", "TIME", "ZRANGEBYSCORE", "HMGET"])
+@pytest.mark.parametrize(
+    "command", ["EVALSHA", "TIME", "ZRANGEBYSCORE", "HMGET", "ZCOUNT", "GETEX", "ZCARD"]
+)
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda one: one.name)
 @pytest.mark.parametrize("nth", [1, 2])
 async def test_a_cut_link_loses_and_doubles_no_fire(
@@ -352,24 +466,34 @@ async def test_a_cut_link_loses_and_doubles_no_fire(
     redis: Redis,
     make_scheduler: MakeScheduler,
     make_proxy: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
     command: str,
     fault: Fault,
     nth: int,
 ):
+    monkeypatch.setattr(leader, "_RENEW_SHARE", 0.01)
+    monkeypatch.setattr(scheduler, "EMPTY_POLL_S", 0.01)
     policy = MissedFiresPolicy.fire_all(5_000)
-    job = await queue.upsert_repeatable_job(
-        "r", 1, repeat=RepeatPattern.every(10), missed_fires=policy, limit=1_000
-    )
-    await make_due(redis, keys, job.id, ago_ms=20_000)
+    # ZCARD is the look at a queue without specs; most others go on while there is one.
+    left = 0 if command == "ZCARD" else 1
+    if left:
+        await queue.upsert_repeatable_job("far", 0, repeat=RepeatPattern.every(1_000_000))
+    for i in range(2):
+        job = await queue.upsert_repeatable_job(
+            f"r{i}", i, repeat=RepeatPattern.every(10), missed_fires=policy, limit=500
+        )
+        await make_due(redis, keys, job.id, ago_ms=20_000)
     proxy = make_proxy(server.url)
     proxy.fail(fault, command, nth=nth)
-    async with running(make_scheduler(url=proxy.url)):
+    async with running(make_scheduler(url=proxy.url, batch=1, lock_ttl_s=1, tick_interval_ms=10)):
 
-        async def is_gone() -> bool:
-            return await score(redis, keys, job.id) is None
+        async def are_done() -> bool:
+            return bool(await redis("ZCARD", keys.repeat) == left)
 
-        await eventually(is_gone)
-    assert await redis("XLEN", keys.stream) == 1_000
+        await eventually(are_done)
+        # The one that was cut, and at least one that was not.
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.count(command) > nth)
+    assert sorted(await fires(redis, keys)) == [0] * 500 + [1] * 500
 
 
 # ── Running ─────────────────────────────────────────────────────────────────────────────────────
@@ -410,6 +534,43 @@ async def test_where_there_is_no_spec_nobody_leads(
     async with running(make_scheduler(url=proxy.url, tick_interval_ms=10)):
         await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("ZCARD") > 2)
     assert proxy.count("EVALSHA") == 0
+    assert not await redis("EXISTS", keys.scheduler_lock)
+
+
+async def test_followers_take_over_at_once_when_the_leader_leaves(
+    keys: Keys,
+    queue: Queue,
+    redis: Redis,
+    make_scheduler: MakeScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(leader, "FOLLOW_S", 1000.0)
+    await queue.upsert_repeatable_job("far", 0, repeat=RepeatPattern.every(1_000_000))
+    first, second = make_scheduler(lock_ttl_s=1000), make_scheduler(lock_ttl_s=1000)
+
+    async def first_leads() -> bool:
+        return first.lease.is_held
+
+    async def second_waits() -> bool:
+        return second._bell.is_waiting_for(second.lease.freed)
+
+    async def second_leads() -> bool:
+        return second.lease.is_held
+
+    stop = asyncio.Event()
+    async with running(first):
+        await eventually(first_leads)
+        task = asyncio.create_task(second.run(stop))
+        await eventually(second_waits)
+
+        async def listens() -> bool:
+            return b"cmd=blpop" in (await redis("CLIENT", "LIST", "TYPE", "NORMAL"))
+
+        await eventually(listens)
+    await eventually(second_leads)
+    stop.set()
+    async with asyncio.timeout(WAIT_S):
+        await task
     assert not await redis("EXISTS", keys.scheduler_lock)
 
 
@@ -464,24 +625,36 @@ async def test_the_clock_of_the_worker_does_not_matter(
 @pytest.mark.fault(33)
 @pytest.mark.fault(34)
 @pytest.mark.slow
-@pytest.mark.parametrize("fate", ["killed", "stopped", "ended"])
+@pytest.mark.parametrize(
+    ("role", "fate"), [("worker", "killed"), ("worker", "stopped"), ("scheduler", "ended")]
+)
 async def test_of_three_schedulers_one_leads_and_another_takes_over(
-    server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, fate: str
+    server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, role: str, fate: str
 ):
-    """10,000 slots, some of them while nobody leads: fires = slots."""
+    """10,000 slots, some of them while nobody leads: fires = slots.
+
+    Other specs have all their slots while nobody leads: those go by their policy.
+    """
+    await queue.pause()
     policy = MissedFiresPolicy.fire_all(10_000)
-    specs = [(RepeatPattern.every(4), 4_990), (RepeatPattern.every(4), 4_990)]
+    specs = [(RepeatPattern.every(3), 4_990), (RepeatPattern.every(3), 4_990)]
     specs.append((RepeatPattern.cron("* * * * * *"), 20))
     for i, (pattern, limit) in enumerate(specs):
         await queue.upsert_repeatable_job(
             f"r{i}", i, repeat=pattern, missed_fires=policy, limit=limit
         )
+    expected = {i: limit for i, (_, limit) in enumerate(specs)}
     with (
-        Process("scheduler", server.url, queue_name, "a") as a,
-        Process("scheduler", server.url, queue_name, "b") as b,
-        Process("scheduler", server.url, queue_name, "c") as c,
+        Process(role, server.url, queue_name, "a") as a,
+        Process(role, server.url, queue_name, "b") as b,
+        Process(role, server.url, queue_name, "c") as c,
     ):
         await stream_of(redis, keys.stream, 100)
+
+        async def is_renewed() -> bool:
+            return bool(await redis("PTTL", keys.scheduler_lock) > 4500)
+
+        await eventually(is_renewed)
         holder = (await redis("GET", keys.scheduler_lock)).decode()
         leading = next(one for one in (a, b, c) if one.holder == holder)
 
@@ -494,17 +667,39 @@ async def test_of_three_schedulers_one_leads_and_another_takes_over(
             assert leading.end() == 0
         else:
             leading.stop()
+        stopped_s = monotonic()
+        if fate != "ended":
+            expected |= await add_specs_for_the_gap(queue, redis, keys)
         await eventually(other_leads)
         if fate == "stopped":
-            await asyncio.sleep(10)
+            await asyncio.sleep(stopped_s + 10 - monotonic())
             leading.resume()
 
         async def all_gone() -> bool:
             return not await redis("EXISTS", keys.repeat)
 
         async with asyncio.timeout(40):
-            while not await redis("XLEN", keys.stream) >= 10_000:  # noqa: ASYNC110
+            while not await all_gone():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        await eventually(all_gone)
-    found = await fires(redis, keys)
-    assert [found.count(i) for i in range(3)] == [4_990, 4_990, 20]
+    assert Counter(await fires(redis, keys)) == Counter(expected)
+
+
+async def add_specs_for_the_gap(queue: Queue, redis: Redis, keys: Keys) -> dict[str, int]:
+    """Write specs that are over before the dead leader's lease; how often each has to fire."""
+    expected = {}
+    end_ms = await now_ms(redis) + 2_500
+    policies = (MissedFiresPolicy.fire_all(1000), ONCE, MissedFiresPolicy.skip())
+    patterns = ((RepeatPattern.every(50), 50), (RepeatPattern.cron("* * * * * *"), 1000))
+    for pattern, slot_ms in patterns:
+        for policy in policies:
+            name = f"{pattern.kind} {policy.kind}"
+            job = await queue.upsert_repeatable_job(
+                name, name, repeat=pattern, missed_fires=policy, end_before_ms=end_ms
+            )
+            first_ms = await score(redis, keys, job.id)
+            assert first_ms is not None
+            slots = (end_ms - first_ms) // slot_ms + 1
+            assert slots > 1
+            expected[name] = {"fire-all": slots, "fire-once": 1, "skip": 0}[policy.kind]
+    assert await redis("PTTL", keys.scheduler_lock) > end_ms - await now_ms(redis)
+    return expected
