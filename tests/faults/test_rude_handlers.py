@@ -130,10 +130,14 @@ async def test_without_the_heartbeat_a_long_run_is_run_again(
             again.set()
         await again.wait()
 
-    options = {"claim_min_idle_ms": 200, "read_block_ms": 50}
-    start(handler, **options)
-    start(handler, **options)
+    start(handler, claim_min_idle_ms=60_000)  # it would take the entry over from itself
     job = await queue.add("n", None)
+
+    async def is_run() -> bool:
+        return runs[job.id] == 1
+
+    await until(is_run, "it is run")
+    start(handler, claim_min_idle_ms=200, read_block_ms=50)
     await until(lambda: at_rest(redis, keys), "it is done")
     assert runs[job.id] == 2
 
