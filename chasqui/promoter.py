@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 #: How long after the last job that nobody rang for such jobs are still expected.
 FOREIGN_MEMORY_S: Final = 60.0
 #: The longest sleep between two looks at the set while none are expected.
-IDLE_POLL_S: Final = 2.0
+IDLE_POLL_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)

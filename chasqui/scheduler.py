@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 FIRES_PER_CALL: Final = 250
 _BYTES_PER_CALL: Final = 4 << 20
 #: The shortest time between two looks while there is no spec at all.
-EMPTY_POLL_S: Final = 2.0
+EMPTY_POLL_S: Final = 3.0
 #: When to look again after another scheduler was seen at work, or a fire's answer was lost.
 _LOOK_AGAIN_S: Final = 0.05
 

@@ -34,7 +34,7 @@ AHEAD_S: Final = 0.02
 #: How often abandoned entries are looked for where the read itself cannot. Where it can, it passes
 #: over entries that were deleted while pending: those are swept out now and then.
 RECLAIM_S: Final = 1.0
-SWEEP_S: Final = 15.0
+SWEEP_S: Final = 60.0
 RECLAIM_BATCH: Final = 100
 PAUSED_POLL_S: Final = 0.5
 #: A blocking read is given up this long after the server should have answered.
