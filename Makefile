@@ -23,11 +23,11 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(BIN)/python -m pytest -n 2 -m "not spark" $(PYTEST_ARGS) || $(again)
-	@$(BIN)/python -m pytest -m spark $(PYTEST_ARGS) || $(again)
+	@$(call tested,not spark,-n 2 --dist worksteal)
+	@$(call tested,spark)
 
 test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not spark" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not spark" $(PYTEST_ARGS)
 
 lint: build ## Check style and format
 	@$(BIN)/ruff check
@@ -87,8 +87,12 @@ endif
 	@touch $@
 
 # Processes are killed, stopped and raced here, two tests side by side on two cores. One that fails
-# is judged alone, once more: what is broken fails again.
-again = { echo "Again, alone, what failed:"; $(BIN)/python -m pytest --last-failed $(PYTEST_ARGS); }
+# is judged alone, once more: what is broken fails again. A run that ended without a verdict fails.
+define tested
+$(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS) || { \
+	echo "Again, alone, what failed:"; \
+	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+endef
 
 define install
 $(call venv,.venv)

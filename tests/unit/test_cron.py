@@ -325,8 +325,12 @@ def zone_transitions(name: str, first_year: int, last_year: int) -> list[Transit
 
 @cache
 def all_transitions() -> list[Transition]:
-    names = sorted(available_timezones() - {"localtime"})
-    return [each for name in names for each in zone_transitions(name, YEARS[0], YEARS[-1])]
+    """Of each zone; those that have shown the same time all these years are one."""
+    zones = {}
+    for name in sorted(available_timezones() - {"localtime"}):
+        found = zone_transitions(name, YEARS[0], YEARS[-1])
+        zones[tuple((each.at, each.before, each.after) for each in found)] = found
+    return list(itertools.chain.from_iterable(zones.values()))
 
 
 def check(transition: Transition) -> None:
@@ -384,7 +388,7 @@ def test_each_transition_fires_as_a_walk_minute_by_minute(year: int) -> None:
     of_the_year = [
         each for each in all_transitions() if datetime.fromtimestamp(each.at, UTC).year == year
     ]
-    assert len(of_the_year) > 100
+    assert len(of_the_year) > 50
     for transition in of_the_year:
         check(transition)
 

@@ -637,8 +637,9 @@ async def test_of_three_schedulers_one_leads_and_another_takes_over(
     """
     await queue.pause()
     policy = MissedFiresPolicy.fire_all(10_000)
-    specs = [(RepeatPattern.every(3), 4_992), (RepeatPattern.every(3), 4_992)]
-    specs.append((RepeatPattern.cron("* * * * * *"), 16))
+    every_ms, seconds = (3, 15) if fate == "stopped" else (2, 10)
+    specs = [(RepeatPattern.every(every_ms), 5_000), (RepeatPattern.every(every_ms), 5_000)]
+    specs.append((RepeatPattern.cron("* * * * * *"), seconds))
     for i, (pattern, limit) in enumerate(specs):
         await queue.upsert_repeatable_job(
             f"r{i}", i, repeat=pattern, missed_fires=policy, limit=limit
