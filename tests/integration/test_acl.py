@@ -77,6 +77,7 @@ def test_the_four_roles_are_there() -> None:
     assert list(RULES) == ["producer", "worker", "inspector", "operator"]
 
 
+@pytest.mark.slow
 async def test_each_role_can_do_its_work(admin: redis_py.Redis, queue_name: str) -> None:
     producer, worker, inspector, operator = (url_of(admin, user) for user in RULES)
     running = Worker(queue_name, handler, redis_url=worker, store_results=True)
@@ -170,6 +171,7 @@ def test_the_suite_runs_under_these_users() -> None:
     assert "refused" not in run.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_something_fails() -> None:
     program = (
         "import sys, pytest, tests.roles as roles\n"

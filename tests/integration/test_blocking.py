@@ -199,6 +199,7 @@ def test_garbage_drops_the_link_and_the_next_one_works(
 
 
 @pytest.mark.fault(6)
+@pytest.mark.slow
 def test_a_restart_under_load_is_survived(
     private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
@@ -427,6 +428,7 @@ def test_close_ends_the_calls_of_other_threads(
     gc.collect()  # an unclosed socket would warn, and warnings are errors
 
 
+@pytest.mark.slow
 def test_random_cuts_never_mix_up_replies(
     redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:

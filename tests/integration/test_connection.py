@@ -108,6 +108,7 @@ async def test_a_stream_that_breaks_off_leaves_replies_in_step(
 
 
 @pytest.mark.fault(52)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [10_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])]
 )
@@ -236,6 +237,7 @@ async def test_garbage_drops_the_link_and_the_next_one_works(
 
 @pytest.mark.fault(37)
 @pytest.mark.fault(14)
+@pytest.mark.slow
 async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -310,6 +312,7 @@ class Tally:
         self.told.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "unsent"])
 async def test_a_request_that_was_given_up_is_told_once_and_never_sent_again(
     server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str, is_sent: bool
@@ -338,6 +341,7 @@ async def test_a_request_that_was_given_up_is_told_once_and_never_sent_again(
     assert value == (b"1" if is_sent else None)
 
 
+@pytest.mark.slow
 async def test_a_lost_server_is_waited_for_until_the_deadline(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
 ) -> None:
@@ -471,6 +475,7 @@ async def test_a_database_that_is_not_there_is_refused(redis_86: Server, connect
         await connect(redis_86.url + "/99999").submit(echo("x"))
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_sends_nothing(
     server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
@@ -573,6 +578,7 @@ async def test_a_demoted_server_is_left_and_tried_again(
 
 
 @pytest.mark.fault(36)
+@pytest.mark.slow
 async def test_a_loading_server_is_waited_for(
     private_server: Callable[..., Server], connect: Connect
 ) -> None:
@@ -597,6 +603,7 @@ async def test_a_loading_server_is_waited_for(
 
 
 @pytest.mark.fault(18)
+@pytest.mark.slow
 async def test_a_stalled_server_bounds_memory(
     redis_86: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:

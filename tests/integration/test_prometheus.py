@@ -244,6 +244,7 @@ def command(redis_86: Server, queue_name: str) -> Iterator["subprocess.Popen[str
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_end(
     command: "subprocess.Popen[str]", queue_name: str
 ) -> None:

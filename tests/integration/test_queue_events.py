@@ -199,6 +199,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 # ── Lost links ──────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])
 async def test_a_lost_link_loses_and_repeats_nothing(
     redis_86: Server, queue_name: str, keys: Keys, make_proxy: MakeProxy, fault: Fault

@@ -106,6 +106,7 @@ async def _for_ever(connection: Connection) -> None:
 
 
 @pytest.mark.fault(38)
+@pytest.mark.slow
 async def test_a_renewed_certificate_is_accepted_on_the_next_link(
     redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path
 ) -> None:

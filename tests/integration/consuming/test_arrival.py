@@ -171,6 +171,7 @@ async def test_a_job_with_an_odd_name_can_be_retried_and_buried(
 
 
 @pytest.mark.fault(27)
+@pytest.mark.slow
 async def test_trimmed_while_pending_is_reported_and_swept_out(
     queue: Queue,
     start: Start,

@@ -71,6 +71,7 @@ async def test_plain_functions_run_in_threads_side_by_side(queue: Queue, start: 
     assert all("chasqui-handler" in name for name in names)
 
 
+@pytest.mark.slow
 @ONE_SERVER
 async def test_processes_run_plain_and_async_functions(queue: Queue, start: Start) -> None:
     mapping = {
@@ -87,6 +88,7 @@ async def test_processes_run_plain_and_async_functions(queue: Queue, start: Star
     assert await running.result(queue, here.id) == os.getpid()
 
 
+@pytest.mark.slow
 @ONE_SERVER
 @pytest.mark.parametrize(
     ("data", "error"),
@@ -110,6 +112,7 @@ async def test_what_fails_in_a_process_fails_here_and_the_next_job_runs(
     assert await running.result(queue, job.id) == "fine"
 
 
+@pytest.mark.slow
 @ONE_SERVER
 async def test_unrecoverable_is_known_through_a_process(
     queue: Queue, start: Start, dead: Dead
@@ -170,6 +173,7 @@ def test_wrong_options_are_refused_at_once(options: dict[str, Any], error: type)
 # ── Batches ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 async def test_a_batch_is_filled_while_it_lingers(queue: Queue, start: Start) -> None:
     sizes: list[int] = []
 
@@ -248,6 +252,7 @@ async def test_time_limits_go_by_name(queue: Queue, start: Start) -> None:
 
 
 @pytest.mark.fault(49)
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", [False, True], ids=["returns", "goes on for ever"])
 async def test_a_run_that_swallows_its_cancellation_has_failed_and_frees_its_slot(
     queue: Queue, start: Start, goes_on: bool
@@ -295,6 +300,7 @@ async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
 
 
 @pytest.mark.fault(49)
+@pytest.mark.slow
 @ONE_SERVER
 async def test_a_process_over_its_time_is_ended(queue: Queue, start: Start) -> None:
     running = start(

@@ -25,6 +25,7 @@ LEASE_S = LEASE_MS / 1000
 
 
 @pytest.mark.fault(50)
+@pytest.mark.slow
 async def test_long_runs_run_once_with_two_workers(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -46,6 +47,7 @@ async def test_long_runs_run_once_with_two_workers(
 
 
 @pytest.mark.fault(50)
+@pytest.mark.slow
 @pytest.mark.both_loops
 async def test_a_blocked_loop_keeps_its_jobs(
     queue: Queue, start: Start, redis: Redis, keys: Keys
@@ -66,6 +68,7 @@ async def test_a_blocked_loop_keeps_its_jobs(
     assert running.metrics.total_reclaimed == 0
 
 
+@pytest.mark.slow
 async def test_what_was_taken_from_the_socket_does_not_run_here(
     server: Server, queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -103,6 +106,7 @@ async def test_what_was_taken_from_the_socket_does_not_run_here(
     await until(lambda: at_rest(redis, keys), "all is done")
 
 
+@pytest.mark.slow
 async def test_entries_in_hand_that_come_back_are_not_run_again(
     queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +249,7 @@ async def test_what_was_taken_over_is_told_once_however_long_it_runs_on(
 
 
 @pytest.mark.fault(15)
+@pytest.mark.slow
 async def test_nothing_starts_while_leases_may_have_lapsed(
     server: Server,
     queue: Queue,

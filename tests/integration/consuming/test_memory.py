@@ -24,6 +24,7 @@ def rss_bytes() -> int:
 
 
 @pytest.mark.fault(55)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     "count",

@@ -335,6 +335,7 @@ async def test_prefetch_is_bounded_while_handlers_are_slow(queue: Queue, start: 
     assert max(batch.size for batch in running.metrics.all(ReaderBatch)) <= 1000
 
 
+@pytest.mark.slow
 async def test_large_payloads_are_prefetched_by_their_size(
     redis_86: Server, queue_name: str, start_at: Callable[..., Running]
 ) -> None:
@@ -362,6 +363,7 @@ async def test_read_count_bounds_each_read(queue: Queue, start: Start) -> None:
     assert max(batch.size for batch in running.metrics.all(ReaderBatch)) <= 7
 
 
+@pytest.mark.slow
 async def test_orphans_are_taken_over_without_delay_between_them(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:

@@ -257,6 +257,7 @@ async def test_a_duty_that_breaks_begins_anew(
     assert "the promoter of queue" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.both_loops
 async def test_nothing_is_left_behind(valkey_9: Any, queue_name: str) -> None:
     def plain(job: Job) -> None:

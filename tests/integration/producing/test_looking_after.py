@@ -258,6 +258,7 @@ async def test_the_disk_is_waited_for_behind_every_chunk(
 
 
 @pytest.mark.fault(10)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_on_a_replica(
     kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys

@@ -237,6 +237,7 @@ async def test_chunks_are_known_across_pages_of_the_bitmap(
 
 
 @pytest.mark.fault(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["EVAL", "WAITAOF"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 async def test_a_durable_add_whose_link_dies(
@@ -261,6 +262,7 @@ async def test_a_durable_add_whose_link_dies(
 
 
 @pytest.mark.fault(14)
+@pytest.mark.slow
 async def test_a_server_that_goes_away_for_good(
     make_queue: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],

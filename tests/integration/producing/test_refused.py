@@ -363,6 +363,7 @@ async def test_a_key_of_another_type(name: str, queue: Any, redis: redis_py.Redi
     assert redis.exists(keys.stream, keys.delayed, keys.unique("mine")) == 1
 
 
+@pytest.mark.slow
 async def test_a_replica_takes_no_jobs(
     queue_at: Callable[..., Any], private_server: Callable[..., Server], keys: Keys
 ):

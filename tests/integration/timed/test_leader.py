@@ -86,6 +86,7 @@ async def test_a_leader_notices_at_its_renewal_that_another_leads(
 
 
 @pytest.mark.fault(34)
+@pytest.mark.slow
 async def test_a_lease_that_was_not_renewed_is_over_and_goes_to_the_next(
     keys: Keys, connection: Connection
 ):

@@ -440,6 +440,7 @@ async def test_events_that_cannot_be_written_keep_no_job_back(
 
 
 @pytest.mark.fault(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "DEL", "XADD", "GETEX"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda one: one.name)
 async def test_a_cut_link_loses_and_doubles_no_job(
@@ -545,6 +546,7 @@ def test_settings_are_checked():
 
 
 @pytest.mark.fault(31)
+@pytest.mark.slow
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
 async def test_the_clock_of_the_worker_does_not_matter(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, offset_s: int

@@ -603,6 +603,7 @@ def test_settings_are_checked():
 
 
 @pytest.mark.fault(31)
+@pytest.mark.slow
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
 async def test_the_clock_of_the_worker_does_not_matter(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, offset_s: int
