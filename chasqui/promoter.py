@@ -29,7 +29,7 @@ from chasqui.request import Effect, Request, commands
 logger = logging.getLogger(__name__)
 
 #: How long after the last job that nobody rang for such jobs are still expected.
-FOREIGN_MEMORY_S: Final = 60.0
+FOREIGN_MEMORY_S: Final = 3600.0
 #: The longest sleep between two looks at the set while none are expected.
 IDLE_POLL_S: Final = 3.0
 
@@ -39,7 +39,7 @@ class PromoterConfig:
     """How a promoter works."""
 
     #: How often to look for jobs that nobody rings for, while there are such: a job that
-    #: chasquimq put with a shorter delay may be late by that much. The first one after a minute
+    #: chasquimq put with a shorter delay may be late by that much. The first one after an hour
     #: without any may be late by IDLE_POLL_S.
     poll_interval_ms: int = 100
     #: Jobs moved by one script call.
