@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+# Python does not call them printable, but they command nothing, and emoji are made of them.
+_JOINERS = "\u200c\u200d"
+
 
 def show(record: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one thing: a line for each of its facts."""
@@ -126,7 +129,11 @@ def _lines(value: Any) -> list[str]:
 
 
 def _escape(char: str) -> str:
-    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+    return (
+        char
+        if char.isprintable() or char in _JOINERS
+        else char.encode("unicode_escape").decode("ascii")
+    )
 
 
 def _print_json(value: Any) -> None:

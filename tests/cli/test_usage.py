@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from chasqui.cli import COMMANDS as MODULES
 from chasqui.cli import app
+from chasqui.cli.output import escaped
 from tests.cli.conftest import Chasqui, call, run, run_in_terminal
 from tests.servers import Server
 
@@ -282,6 +283,11 @@ def test_bad_url_does_not_show_its_password() -> None:
 def test_url_may_stand_before_the_command(valkey_9: Server, queue_name: str) -> None:
     ran = call("--redis-url", valkey_9.url, "inspect", queue_name, url="redis://127.0.0.1:1")
     assert ran.code == 0
+
+
+def test_what_a_terminal_obeys_is_escaped_and_emoji_are_not() -> None:
+    assert escaped("\x1b[2J\u202e") == "\\x1b[2J\\u202e"
+    assert escaped("łódź \U0001f469\u200d\U0001f467\n") == "łódź \U0001f469\u200d\U0001f467\\n"
 
 
 def test_version() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chasqui import Queue, Worker
 from chasqui.exporter import Exporter
-from chasqui.metrics import JobOutcome, LockOutcome, PromoterTick
+from chasqui.metrics import DlqRouted, JobOutcome, LockOutcome, OutcomeKind, PromoterTick
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
 from tests.servers import Server
@@ -133,6 +133,22 @@ def test_a_queue_may_be_a_label(registry: CollectorRegistry) -> None:
     assert seen["chasquimq_delayed_zset_depth", (("queue", "b"),)] == 2
     with pytest.raises(ValueError, match="queue"):
         PrometheusSink(registry=registry)
+
+
+def test_names_without_end_are_counted_as_one(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chasqui.metrics.prometheus.NAMES_MAX", 2)
+    sink = PrometheusSink(registry=registry)
+    for name in ("a", "b", "c", "d", "a"):
+        sink.job_outcome(JobOutcome(OutcomeKind.OK, 1, 10, name))
+        sink.dlq_routed(DlqRouted("malformed", 0, name))
+    seen = parse(generate_latest(registry).decode())
+    for metric in ("chasquimq_jobs_completed_total", "chasquimq_dlq_routed_total"):
+        counted = {
+            dict(labels)["name"]: value for (name, labels), value in seen.items() if name == metric
+        }
+        assert counted == {"a": 2, "b": 1, "(other)": 2}
 
 
 def test_leadership_is_lost_only_by_who_had_it(registry: CollectorRegistry) -> None:
