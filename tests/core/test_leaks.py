@@ -233,16 +233,18 @@ def attempt(name: str) -> Callable[[], object]:
     return fail
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(10_000, id="1e4"),
+        # The least that malloc gives, lost in each call, is twice what the allocator may keep.
+        pytest.param(200_000, id="2e5", marks=[pytest.mark.slow, pytest.mark.timeout(120)]),
+        pytest.param(1_000_000, id="1e6", marks=[pytest.mark.long, pytest.mark.timeout(300)]),
+    ],
+)
 @pytest.mark.parametrize("name", CALLS)
-def test_many_calls_keep_nothing(name: str):
-    assert_keeps_nothing(attempt(name), calls=100_000)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CALLS)
-def test_a_million_calls_keep_nothing(name: str):
-    assert_keeps_nothing(attempt(name), calls=1_000_000)
+def test_many_calls_keep_nothing(name: str, calls: int):
+    assert_keeps_nothing(attempt(name), calls)
 
 
 ARGUMENTS: dict[str, tuple[Callable[..., object], list[Any]]] = {

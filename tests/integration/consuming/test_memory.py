@@ -30,7 +30,7 @@ def rss_bytes() -> int:
     "count",
     [
         200_000,
-        pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(300)]),
     ],
 )
 async def test_memory_is_flat_after_the_first_jobs(
