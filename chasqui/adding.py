@@ -15,13 +15,11 @@ from typing import Any, Final, Literal, TypeAlias
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import evalsha_jobs
-from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import OutcomeUnknownError
 from chasqui.job import Job, ResultSource
-from chasqui.keys import Keys
-from chasqui.request import Effect, Request, commands
-from chasqui.server import exception_for
+from chasqui.keys import Keys, shown
+from chasqui.request import Effect, Request
 
 OnFull: TypeAlias = Literal["raise", "wait"]
 Durable: TypeAlias = Literal["disk", "replica"]
@@ -40,8 +38,6 @@ MAX_REQUEST_TIMEOUT_S: Final = ANSWER_TTL_S / 2
 #: How long the id of an immediate job stays unique, unless the caller says otherwise.
 UNIQUE_FOR_S: Final = 86_400
 _MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
-#: How long the disk or the replica may take to confirm.
-DURABLE_WAIT_MS: Final = 10_000
 
 #: The most that the server counts to.
 MAX_COUNT: Final = 2**63 - 1
@@ -150,11 +146,13 @@ class AddSettings:
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_COUNT
         ):
-            raise ValueError(f"max_backlog must be a positive int or None, got {limit!r}")
+            raise ValueError(f"max_backlog must be a positive int or None, got {shown(limit)}")
         if self.on_full not in ("raise", "wait"):
-            raise ValueError(f"on_full must be 'raise' or 'wait', got {self.on_full!r}")
+            raise ValueError(f"on_full must be 'raise' or 'wait', got {shown(self.on_full)}")
         if not isinstance(self.durable, bool) and self.durable not in ("disk", "replica"):
-            raise ValueError(f"durable must be a bool, 'disk' or 'replica', got {self.durable!r}")
+            raise ValueError(
+                f"durable must be a bool, 'disk' or 'replica', got {shown(self.durable)}"
+            )
 
     def options(self, unique_for: float | None) -> AddOptions:
         """The same as options of one call."""
@@ -167,7 +165,8 @@ class AddSettings:
                 raise TypeError(f"unique_for must be seconds, got {type(unique_for).__name__}")
             if not 1 <= unique_for <= _MAX_UNIQUE_FOR_S:
                 raise ValueError(
-                    f"unique_for must be from 1 to {_MAX_UNIQUE_FOR_S} seconds, got {unique_for}"
+                    f"unique_for must be from 1 to {_MAX_UNIQUE_FOR_S} seconds, "
+                    f"got {shown(unique_for)}"
                 )
             unique_for_s = int(unique_for)
         durable: Durable | None = "disk" if self.durable is True else self.durable or None
@@ -196,7 +195,8 @@ def check_request_timeout(value: float) -> float:
         raise TypeError(f"request_timeout_s must be seconds, got {type(value).__name__}")
     if not 0 < value <= MAX_REQUEST_TIMEOUT_S:
         raise ValueError(
-            f"request_timeout_s must be above 0 and at most {MAX_REQUEST_TIMEOUT_S:g}, got {value}"
+            f"request_timeout_s must be above 0 and at most {MAX_REQUEST_TIMEOUT_S:g}, "
+            f"got {shown(value)}"
         )
     return value
 
@@ -318,6 +318,7 @@ def _job_keys(
             assert job_id is not None
             yield keys.unique(job_id)
             yield keys.dlid(job_id)
+            yield keys.result(job_id)
 
 
 def check_all(replies: list[Any], *, had_some: bool) -> None:
@@ -339,41 +340,3 @@ def check_all(replies: list[Any], *, had_some: bool) -> None:
         f"{len(failures)} of {len(replies)} chunks of the batch failed ({first}): "
         "some of its jobs may have been added"
     ) from first
-
-
-def durable_words(durable: str, wait_ms: int) -> tuple[str | int, ...]:
-    """The command that waits for the disk or a replica."""
-    return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
-
-
-def until_durable(request: Request, options: AddOptions) -> Request:
-    """The request with the wait behind it, in one frame: it waits for what this link wrote, so
-    both must go over the same one. A chunk that is found applied writes too, for that reason."""
-    if options.durable is not None:
-        # By its source: were the script unknown, the wait behind it would be for nothing.
-        request.send_source()
-        wait = commands(durable_words(options.durable, DURABLE_WAIT_MS), effect=Effect.READ)
-        request.frame += wait.frame
-        request.count += 1
-        request.raises = False
-        request.timeout_s = DURABLE_WAIT_MS / 1000 + 10
-    return request
-
-
-def confirmed(reply: Any, options: AddOptions) -> Any:
-    """The chunk's own reply; OutcomeUnknownError if the wait behind it was in vain."""
-    if options.durable is None or isinstance(reply, BaseException):
-        return reply
-    chunk_reply, answer = reply
-    if isinstance(chunk_reply, ReplyError):
-        raise exception_for(chunk_reply)
-    if isinstance(chunk_reply, list):
-        return chunk_reply
-    if isinstance(answer, ReplyError):
-        raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {answer}")
-    if (answer[0] if options.durable == "disk" else answer) < 1:
-        raise OutcomeUnknownError(
-            f"the jobs were added, but no {options.durable} confirmed them within "
-            f"{DURABLE_WAIT_MS} ms"
-        )
-    return chunk_reply

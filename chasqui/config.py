@@ -16,6 +16,15 @@ CredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials]]
 #: What a blocking connection takes: an async provider, or a plain function.
 AnyCredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials] | Credentials]
 
+
+def check_credential_provider(provider: object) -> None:
+    """Raise TypeError for what cannot be asked."""
+    if provider is not None and not callable(provider):
+        raise TypeError(
+            f"credential_provider must be a function or None, got {type(provider).__name__}"
+        )
+
+
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "embedded")
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
@@ -64,6 +73,8 @@ class Endpoint:
             url = os.environ.get("CHASQUI_URL") or os.environ.get("REDIS_URL") or DEFAULT_URL
         if not isinstance(url, str):
             raise TypeError(f"redis_url must be a str, got {type(url).__name__}")
+        if not isinstance(tls, bool):
+            raise TypeError(f"tls must be a bool, got {type(tls).__name__}")
         if any(ord(char) < 33 or ord(char) == 127 for char in url):
             raise ValueError("redis_url must hold no spaces or control characters")
         scheme = url.partition("://")[0].lower() if "://" in url else ""

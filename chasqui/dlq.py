@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -23,9 +23,10 @@ from chasqui.keys import (
     TRACEBACK,
     TRACEPARENT,
     Keys,
+    shown,
 )
 from chasqui.payload import decode
-from chasqui.plans import Plans, check_limit
+from chasqui.plans import Plans, check_flag, check_limit
 from chasqui.request import Effect, Plan, commands
 
 #: Entries read at a time.
@@ -98,12 +99,12 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.ids is not None:
-            if isinstance(self.ids, str):
-                raise TypeError("ids must be a list of DLQ ids, got a single str")
+            if isinstance(self.ids, str | Mapping) or not isinstance(self.ids, Iterable):
+                raise TypeError(f"ids must be a list of DLQ ids, got {type(self.ids).__name__}")
             ids = list(self.ids)
             for i, one in enumerate(ids):
                 if not isinstance(one, str) or not _DLQ_ID.fullmatch(one):
-                    raise ValueError(f"ids[{i}] must be the id of a dead job, got {one!r}")
+                    raise ValueError(f"ids[{i}] must be the id of a dead job, got {shown(one)}")
             # Oldest first, as without ids.
             object.__setattr__(self, "ids", sorted(set(ids), key=_id_order))
         for name in ("name", "reason"):
@@ -229,6 +230,7 @@ def replay(
     Those whose envelope cannot be read stay where they are. With `dry_run` they are only counted.
     """
     check_limit(limit)
+    check_flag("dry_run", dry_run)
     keys = plans.keys
     done = 0
     after: str | None = None
@@ -243,7 +245,10 @@ def replay(
             for part in _parts(meant):
                 done += yield scripts.call(
                     scripts.REPLAY,
-                    [keys.dlq, keys.stream, plans.numbering.answer_key()],
+                    [
+                        *(keys.dlq, keys.stream, plans.numbering.answer_key()),
+                        *(keys.result(entry.job_id) for entry in part),
+                    ],
                     [plans.maxlen, ANSWER_TTL_S, *_words(part)],
                     Effect.IDEMPOTENT,
                 )
@@ -260,6 +265,7 @@ def delete(
     Should a reply be lost on the way, the jobs that it was about are gone but not counted.
     """
     check_limit(limit)
+    check_flag("dry_run", dry_run)
     done = 0
     after: str | None = None
     last = yield from _last_id(keys)

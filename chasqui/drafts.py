@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Required, TypeAlias, TypedDict
 
 from chasqui import payload
+from chasqui._core.backoff import MAX_DELAY_MS
 from chasqui._core.envelope import encode_retry
 from chasqui._core.payload import pack_rows
 from chasqui.adding import DELAYED, RELATIVE, UNIQUE, Batch
 from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
-from chasqui.keys import check_job_id, check_job_name
+from chasqui.keys import check_job_id, check_job_name, shown
 
 #: The longest delay that is taken unless the queue says otherwise; 0 takes any.
 MAX_DELAY_S: Final = 30 * 86_400
@@ -26,7 +27,6 @@ RepeatLike: TypeAlias = RepeatPattern | Mapping[str, Any]
 MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
 
 _MAX_ATTEMPTS = 2**32 - 1
-_MAX_DELAY_MS = 2**52  # beyond 2**53 a sorted set's score is not exact
 _MAX_BYTES = payload.MAX_BYTES - payload.ENVELOPE_ROOM
 
 _OPTIONS = frozenset(
@@ -58,7 +58,7 @@ def single(
     max_delay_s: int = MAX_DELAY_S,
 ) -> Batch:
     """A batch of one job."""
-    name = check_job_name(name or "")
+    name = check_job_name(name)
     kind, due = due_of(delay_ms, delay, max_delay_s)
     if job_id is not None:
         job_id = check_job_id(job_id)
@@ -76,7 +76,12 @@ def single(
     )
 
 
-def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -> Batch:
+def bulk(
+    entries: Sequence[Mapping[str, Any]],
+    max_delay_s: int = MAX_DELAY_S,
+    *,
+    unique_for: float | None = None,
+) -> Batch:
     """A batch of many jobs; only those with options cost more than their payload."""
     if isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Sequence):
         raise TypeError(f"jobs must be a list of dicts, got {type(entries).__name__}")
@@ -91,7 +96,7 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
         if not isinstance(entry, Mapping):
             raise TypeError(f"jobs[{i}] must be a dict, got {type(entry).__name__}")
         try:
-            names.append(check_job_name(entry["name"] or ""))
+            names.append(check_job_name(entry["name"]))
             data = entry["data"]
             payloads.append(payload.encode(data))
             given.append(data)
@@ -103,6 +108,8 @@ def bulk(entries: Sequence[Mapping[str, Any]], max_delay_s: int = MAX_DELAY_S) -
     batch = Batch(payloads, names, data=given)
     if special:
         _take_options(batch, entries, special, max_delay_s)
+    if unique_for is not None and total and not any(batch.ids or ()):
+        raise ValueError("unique_for is only meaningful with `job_id`, which no entry has")
     return batch
 
 
@@ -148,6 +155,15 @@ def _take_options(
         batch.ids, batch.kinds, batch.dues = ids, kinds, dues
 
 
+def refuse_unrepeated(delay_ms: object, delay: object, unique_for: object) -> None:
+    """Refuse what says nothing about a job that repeats."""
+    for name, value in (("delay_ms", delay_ms), ("delay", delay), ("unique_for", unique_for)):
+        if value is not None:
+            raise ValueError(
+                f"{name} is not taken with `repeat`; upsert_repeatable_job has start_after_ms"
+            )
+
+
 def refuse_useless(missed_fires: object, unique_for: object, job_id: object) -> None:
     """Refuse what says nothing about a job that runs once."""
     if missed_fires is not None:
@@ -164,7 +180,7 @@ def check_max_delay(value: object) -> int:
     if value is None:
         return MAX_DELAY_S
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"max_delay_secs must be a non-negative int or None, got {value!r}")
+        raise ValueError(f"max_delay_secs must be a non-negative int or None, got {shown(value)}")
     return value
 
 
@@ -202,7 +218,7 @@ def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> t
     if isinstance(delay_ms, float) and not 0 <= delay_ms < math.inf:
         raise ValueError(f"delay_ms must be a finite non-negative number, got {delay_ms}")
     if delay_ms < 0:
-        raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
+        raise ValueError(f"delay_ms must be non-negative, got {shown(delay_ms)}")
     ahead_ms = int(delay_ms)
     _check_ahead(ahead_ms, max_delay_s)
     return (DELAYED | RELATIVE, ahead_ms) if ahead_ms else (0, 0)
@@ -223,9 +239,9 @@ def unix_ms(moment: datetime) -> int:
 
 
 def _check_ahead(ahead_ms: int, max_delay_s: int) -> None:
-    limit_s = max_delay_s or _MAX_DELAY_MS // 1000
+    limit_s = min(max_delay_s or MAX_DELAY_MS, MAX_DELAY_MS // 1000)
     if ahead_ms > limit_s * 1000:
-        raise ValueError(f"delay {ahead_ms // 1000} s exceeds max_delay_secs {limit_s}")
+        raise ValueError(f"delay {shown(ahead_ms // 1000)} s exceeds max_delay_secs {limit_s}")
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -239,7 +255,7 @@ def retry_of(attempts: object, backoff: BackoffLike | None) -> bytes | None:
         if isinstance(attempts, bool) or not isinstance(attempts, int):
             raise TypeError(f"attempts must be an int, got {type(attempts).__name__}")
         if not 1 <= attempts <= _MAX_ATTEMPTS:
-            raise ValueError(f"attempts must be from 1 to {_MAX_ATTEMPTS}, got {attempts}")
+            raise ValueError(f"attempts must be from 1 to {_MAX_ATTEMPTS}, got {shown(attempts)}")
     if backoff is None:
         return encode_retry(attempts)
     spec = BackoffSpec.parse(backoff)
@@ -256,9 +272,9 @@ def _at(index: int, error: Exception) -> Exception:
     if isinstance(error, TypeError):
         return TypeError(f"jobs[{index}]: {error}")
     if isinstance(error, PayloadTooLargeError):
-        return PayloadTooLargeError(error.size, error.limit, f"jobs[{index}]: the payload")
+        return PayloadTooLargeError(error.size, error.limit, f"jobs[{index}]: {error.args[2]}")
     if isinstance(error, PayloadError):
         return PayloadError(f"jobs[{index}]: {error}")
-    if isinstance(error, ValueError | OverflowError | BufferError):
+    if isinstance(error, ValueError):
         return ValueError(f"jobs[{index}]: {error}")
     return error

@@ -9,6 +9,8 @@ All of them survive pickling: handlers may run in another process.
 
 from collections.abc import Mapping
 
+from chasqui._core.backoff import MAX_DELAY_MS
+
 __all__ = [
     "AuthenticationError",
     "BatchError",
@@ -139,8 +141,8 @@ class Retry(ChasquiError):
         if delay_ms is not None:
             if isinstance(delay_ms, bool) or not isinstance(delay_ms, int):
                 raise TypeError(f"delay_ms must be an int or None, got {type(delay_ms).__name__}")
-            if delay_ms < 0:
-                raise ValueError(f"delay_ms must be non-negative, got {delay_ms}")
+            if not 0 <= delay_ms <= MAX_DELAY_MS:
+                raise ValueError(f"delay_ms must be from 0 to {MAX_DELAY_MS}")
         super().__init__(reason)
         self.delay_ms = delay_ms
 

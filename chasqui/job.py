@@ -5,13 +5,14 @@ what public methods accept in their place: the type itself or its dict form. The
 chasquimq's.
 """
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chasqui.errors import LeaseLostError
+from chasqui.keys import shown
 
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -136,7 +137,7 @@ class BackoffSpec:
         if (multiplier := self.multiplier) is not None:
             if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
                 raise ValueError("backoff.multiplier must be a number")
-            if not 0 <= multiplier < math.inf:
+            if not 0 <= multiplier <= sys.float_info.max:
                 raise ValueError("backoff.multiplier must be finite and non-negative")
             # On the wire it is a float64, whatever the caller wrote.
             object.__setattr__(self, "multiplier", float(multiplier))
@@ -164,6 +165,7 @@ class BackoffSpec:
         if isinstance(value, BackoffSpec):
             return value
         if isinstance(value, Mapping):
+            _refuse_unknown(value, "backoff", cls)
             _require(value, "backoff", "kind", "delay_ms")
             return cls(
                 value["kind"],
@@ -232,6 +234,7 @@ class RepeatPattern:
             return value
         if not isinstance(value, Mapping):
             raise TypeError(f"repeat must be a RepeatPattern or dict; got {type(value).__name__}")
+        _refuse_unknown(value, "repeat", cls)
         _require(value, "pattern", "kind")
         if value["kind"] == "cron":
             return cls("cron", value.get("expression"), value.get("tz"))
@@ -294,6 +297,7 @@ class MissedFiresPolicy:
             raise TypeError(
                 f"missed_fires must be a MissedFiresPolicy or dict; got {type(value).__name__}"
             )
+        _refuse_unknown(value, "missed_fires", cls)
         _require(value, "missed_fires", "kind")
         if value["kind"] == "fire-all":
             return cls("fire-all", value.get("max_catchup"))
@@ -335,6 +339,15 @@ def _check_uint(what: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_U64:
         raise ValueError(f"{what} must be a non-negative int")
     return value
+
+
+def _refuse_unknown(value: Mapping[str, Any], what: str, kind: type[Any]) -> None:
+    """Most keys that nobody reads are typing errors."""
+    for name in value:
+        if name not in kind.__slots__:
+            raise ValueError(
+                f"unknown key {shown(name)} in {what}; expected {', '.join(kind.__slots__)}"
+            )
 
 
 def _require(value: Mapping[str, Any], what: str, *names: str) -> None:

@@ -149,7 +149,7 @@ def check_queue_name(name: object) -> str:
     if not 1 <= len(name) <= MAX_QUEUE_NAME_CHARS or not _QUEUE_NAME.fullmatch(name):
         raise ValueError(
             f"queue name must be 1 to {MAX_QUEUE_NAME_CHARS} characters out of "
-            f"A-Z a-z 0-9 . _ - : / and got {_shown(name)}"
+            f"A-Z a-z 0-9 . _ - : / and got {shown(name)}"
         )
     return name
 
@@ -160,9 +160,9 @@ def check_job_id(job_id: object) -> str:
     What is no string at all is a ValueError too, as in chasquimq.
     """
     if not isinstance(job_id, str) or not job_id.strip():
-        raise ValueError(f"job_id must be a non-empty, non-whitespace string, got {_shown(job_id)}")
+        raise ValueError(f"job_id must be a non-empty, non-whitespace string, got {shown(job_id)}")
     if _BAD_IN_JOB_ID.search(job_id):
-        raise ValueError(f"job_id must hold no braces or control characters, got {_shown(job_id)}")
+        raise ValueError(f"job_id must hold no braces or control characters, got {shown(job_id)}")
     if _utf8_size(job_id, "job_id") > MAX_JOB_ID_BYTES:
         raise ValueError(f"job_id takes more than {MAX_JOB_ID_BYTES} bytes of UTF-8")
     return str.__str__(job_id)  # of a StrEnum its text
@@ -177,6 +177,14 @@ def check_job_name(name: object) -> str:
     return str.__str__(name)  # of a StrEnum its text
 
 
+def check_text(text: object, what: str) -> str:
+    """The text itself, if it can be part of a key or of a command."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, got {type(text).__name__}")
+    _utf8_size(text, what)
+    return text
+
+
 def _utf8_size(text: str, what: str) -> int:
     try:
         return len(str.encode(text))
@@ -184,7 +192,10 @@ def _utf8_size(text: str, what: str) -> int:
         raise ValueError(f"{what} holds a lone surrogate, which UTF-8 cannot carry") from None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A short repr: what was refused may be long, and errors end up in logs."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an int of thousands of digits has none
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..."

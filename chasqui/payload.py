@@ -5,8 +5,8 @@ subclasses of these (StrEnum, defaultdict), which come back as the type they are
 would come back as a list, a datetime not at all: they are refused where the job is added, with the
 place inside the value, and not where a worker trips over them.
 
-Plain values, which nearly all are, go through the compiled core; subclasses and what has to be
-refused, through the msgpack library. Only a refused value is walked in Python, to say why.
+The compiled core packs and unpacks, and stops at the first thing that it must refuse; the words
+for that are here.
 """
 
 import dataclasses
@@ -14,13 +14,12 @@ import datetime
 import decimal
 import enum
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
-from chasqui._core.envelope import check_msgpack
-from chasqui._core.payload import pack, unpack
+from chasqui._core.payload import Refused, pack, unpack
 from chasqui.errors import PayloadError, PayloadTooLargeError
 
 #: The deepest nesting of lists and dicts.
@@ -30,9 +29,6 @@ MAX_BYTES: Final = 1 << 20
 #: What `encode` leaves for the envelope, which a worker counts too: it takes less than this.
 ENVELOPE_ROOM: Final = 512
 
-#: Where a value sits: the way to what holds it, and its index or key there.
-_Path: TypeAlias = "tuple[_Path, object] | None"
-
 
 def encode(
     value: object, *, max_bytes: int = MAX_BYTES - ENVELOPE_ROOM, root: str = "data"
@@ -40,20 +36,13 @@ def encode(
     """The value as msgpack bytes.
 
     Raises TypeError for a type that does not come back as it went in, PayloadError for a value
-    that msgpack cannot hold, PayloadTooLargeError above `max_bytes`. Messages name the place
-    inside the value, which they call `root`; they never show the data.
+    that msgpack cannot hold, PayloadTooLargeError as soon as it passes `max_bytes`. Messages name
+    the place inside the value, which they call `root`; they never show the data.
     """
-    plain = pack(value, max_bytes)
-    if plain is not None:
-        return plain
     try:
-        data: bytes = msgpack.packb(value, use_bin_type=True, strict_types=True, default=_plain)
-        check_msgpack(data, MAX_DEPTH)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise (_refusal(value, root) or error) from None
-    if len(data) > max_bytes:
-        raise PayloadTooLargeError(len(data), max_bytes)
-    return data
+        return pack(value, max_bytes)
+    except Refused as refused:
+        raise _refusal(refused, root, max_bytes) from None
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
@@ -71,28 +60,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
         raise PayloadError(f"the payload does not decode: {error}") from None
 
 
-#: The types that a subclass may stand for, and how to get there whatever it overrides.
-_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (str, str.__str__),
-    (int, int.__int__),
-    (float, float.__float__),
-    (dict, dict),
-    (list, list),
-    (bytes, bytes),
-)
-
-
-def _plain(value: object) -> Any:
-    """What msgpack is given instead of an instance of a subclass."""
-    for base, make in _BASES:
-        if isinstance(value, base):
-            return make(value)
-    raise TypeError
-
-
 # Why a value was refused
-
-_KEPT = (type(None), bool, float, bytes, bytearray, memoryview)
 
 #: What to pass instead, first match first.
 _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -106,72 +74,33 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def _refusal(value: object, root: str) -> Exception | None:
-    """The error for the first thing inside the value that cannot be encoded."""
-    for path, inner, depth in _walk(value):
-        kind = _kind(inner)
-        if kind is dict or kind is list:
-            if depth > MAX_DEPTH:
-                return PayloadError(
-                    f"{_place(root, path)} is nested deeper than {MAX_DEPTH} levels; "
-                    "flatten the value, and see that it does not hold itself"
-                )
-            if kind is dict and (error := _key_refusal(inner, root, path)):
-                return error
-        elif kind is int:
-            if not -(2**63) <= inner < 2**64:
-                return PayloadError(
-                    f"{_place(root, path)} is an int beyond 64 bits; pass str() of it"
-                )
-        elif kind is str:
-            if _has_surrogate(inner):
-                return PayloadError(
-                    f"{_place(root, path)} holds a lone surrogate, which UTF-8 cannot carry; "
-                    "pass bytes, or replace it"
-                )
-        elif kind not in _KEPT:
-            return TypeError(
-                f"{_place(root, path)} is a {_type_name(kind)}, which a payload cannot hold; "
-                f"pass {_instead(inner)}"
-            )
-    return None
+def _refusal(refused: Refused, root: str, max_bytes: int) -> Exception:
+    """The error for what the core came upon."""
+    place = _place(root, refused.path)
+    if refused.why == "size":
+        what = f"the payload up to {place}" if refused.path else "the payload"
+        return PayloadTooLargeError(refused.size, max_bytes, what)
+    if refused.why == "type":
+        return TypeError(
+            f"{place} is a {_type_name(type(refused.value))}, which a payload cannot hold; "
+            f"pass {_instead(refused.value)}"
+        )
+    if refused.why == "key":
+        return TypeError(
+            f"{place} has a key of type {_type_name(type(refused.value))}; "
+            "keys are str or bytes: pass str() of it"
+        )
+    return PayloadError(f"{place} {_FAULTS[refused.why]}")
 
 
-def _kind(value: object) -> type:
-    """The type that a value is encoded as; its own where that is none of ours."""
-    kind = type(value)
-    if kind in _KEPT:
-        return kind
-    return next((base for base, _ in _BASES if isinstance(value, base)), kind)
-
-
-def _walk(value: object) -> Iterator[tuple[_Path, Any, int]]:
-    """Each value inside the value, parents first, in order; its depth counts itself."""
-    waiting: list[tuple[_Path, Any, int]] = [(None, value, 1)]
-    while waiting:
-        path, inner, depth = waiting.pop()
-        yield path, inner, depth
-        if isinstance(inner, dict):
-            held: Any = inner.items()
-        elif isinstance(inner, list):
-            held = enumerate(inner)
-        else:
-            continue
-        waiting.extend(reversed([((path, key), item, depth + 1) for key, item in held]))
-
-
-def _key_refusal(holder: dict[Any, Any], root: str, path: _Path) -> Exception | None:
-    for key in holder:
-        if not isinstance(key, str | bytes):
-            return TypeError(
-                f"{_place(root, path)} has a key of type {_type_name(type(key))}; "
-                "keys are str or bytes: pass str() of it"
-            )
-        if isinstance(key, str) and _has_surrogate(key):
-            return PayloadError(
-                f"{_place(root, path)} has a key with a lone surrogate, which UTF-8 cannot carry"
-            )
-    return None
+_FAULTS: Final = {
+    "depth": f"is nested deeper than {MAX_DEPTH} levels; "
+    "flatten the value, and see that it does not hold itself",
+    "int": "is an int beyond 64 bits; pass str() of it",
+    "surrogate": "holds a lone surrogate, which UTF-8 cannot carry; pass bytes, or replace it",
+    "key surrogate": "has a key with a lone surrogate, which UTF-8 cannot carry",
+    "changed": "was changed while it was encoded; pass a copy of it",
+}
 
 
 def _instead(value: object) -> str:
@@ -183,10 +112,6 @@ def _instead(value: object) -> str:
     return "what it is made of: None, bool, int, float, str, bytes, list or dict"
 
 
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def _type_name(kind: type) -> str:
     return (
         kind.__qualname__
@@ -195,13 +120,9 @@ def _type_name(kind: type) -> str:
     )
 
 
-def _place(root: str, path: _Path) -> str:
+def _place(root: str, path: Sequence[object]) -> str:
     """The place as Python would write it: `data["items"][2]`, its middle left out if it is long."""
-    steps: list[str] = []
-    while path is not None:
-        path, key = path
-        steps.append(f"[{_key_text(key)}]")
-    steps.reverse()
+    steps = [f"[{_key_text(key)}]" for key in path]
     if len(steps) > 10:
         steps[5:-5] = [f"[...{len(steps) - 10} more...]"]
     return root + "".join(steps)

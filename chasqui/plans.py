@@ -3,13 +3,16 @@
 `Queue` awaits them, `sync.Queue` runs them; a rule lives here once.
 """
 
+import math
+import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from chasqui import payload, scripts
+from chasqui._core.reply import ReplyError
 from chasqui.adding import (
     ANSWER_TTL_S,
     CHUNK_JOBS,
@@ -18,17 +21,19 @@ from chasqui.adding import (
     Added,
     AddOptions,
     Batch,
+    Durable,
     Numbering,
     check_all,
-    confirmed,
-    durable_words,
-    until_durable,
 )
-from chasqui.errors import NotSupportedError, QueueFullError, ServerError
+from chasqui.durable import DurableRequest, check_confirmed, wait_words
+from chasqui.errors import NotSupportedError, OutcomeUnknownError, QueueFullError, ServerError
 from chasqui.job import Job
-from chasqui.keys import Keys
+from chasqui.keys import Keys, check_text, shown
 from chasqui.request import Effect, Plan, Request, commands
-from chasqui.server import warn_if_early
+from chasqui.server import exception_for, warn_if_early
+
+#: A result is looked for as often as this, whatever a caller says; no sleep takes any number.
+MAX_POLL_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Plans:
             or not 1 <= max_stream_len <= MAX_COUNT
         ):
             raise ValueError(
-                f"max_stream_len must be a positive int or None, got {max_stream_len!r}"
+                f"max_stream_len must be a positive int or None, got {shown(max_stream_len)}"
             )
         self.keys = keys
         #: The most entries that the stream is trimmed to; empty for no trimming.
@@ -92,40 +97,37 @@ class Plans:
             yield from self._probe_durable(options.durable)
         chunk = self.numbering.chunk
         ids: list[str] = []
+        jobs: list[Job] = []
         replies: list[Any] = []
         parts = list(batch.slices())
         limit: int | None = None
+        asked: list[Request] = []
         if options.max_backlog is not None and batch.immediate():
             # The first chunk asks for room for the whole batch; the others follow if it got it.
             limit = options.max_backlog - batch.immediate() + batch.immediate(parts[0])
             if len(parts) > 1:
-                reply = yield chunk(batch, parts.pop(0), options, now_ms, ids, limit)
-                replies.append(self._unless_full(reply, options))
+                first = chunk(batch, parts.pop(0), options, now_ms, ids, limit)
+                # A copy: a request that is settled lets go of its bytes.
+                asked.append(Request(first.frame, first.effect, script=first.script))
+                replies.append(self._unless_full((yield first), options))
                 limit = None
-        # Alone, when all others are in: what it waits for is on disk then with all before it.
-        last = parts.pop() if options.durable is not None or limit is not None else None
-        jobs: list[Job] = []
 
         def chunks() -> Iterator[Request]:
             for part in parts:
-                yield chunk(batch, part, options, now_ms, ids)
-            if last is None:
-                jobs.extend(batch.jobs(ids, now_ms))  # while the server works on them
+                yield chunk(batch, part, options, now_ms, ids, limit)
+            jobs.extend(batch.jobs(ids, now_ms))  # while the server works on them
 
-        if parts:
-            try:
-                answers = yield chunks()
-            except Exception as error:
-                answers = [error]
-            check_all(answers, had_some=bool(replies))
-            replies += answers
-        if last is not None:
-            request = chunk(batch, last, options, now_ms, ids, limit)
-            try:
-                answer = yield until_durable(request, options)
-                replies.append(self._unless_full(confirmed(answer, options), options))
-            except Exception as error:
-                check_all([error], had_some=bool(replies))
+        try:
+            if options.durable is None:
+                replies += yield chunks()
+            else:
+                # The first once more: all that is to be confirmed goes over one link.
+                replies = yield from _confirmed([*asked, *chunks()], options.durable)
+        except Exception as error:
+            replies.append(error)
+        check_all(replies, had_some=bool(asked))
+        for reply in replies:
+            self._unless_full(reply, options)
         jobs = jobs or batch.jobs(ids, now_ms)
         if batch.kinds is not None:
             flags = (flag for reply in replies for flag in reply)
@@ -139,10 +141,10 @@ class Plans:
             raise QueueFullError(self.keys.queue, reply[0], options.max_backlog or 0)
         return reply
 
-    def _probe_durable(self, durable: str) -> Plan[None]:
+    def _probe_durable(self, durable: Durable) -> Plan[None]:
         """Before the first durable add: can this server promise it at all?"""
         try:
-            reply = yield commands(durable_words(durable, 100), effect=Effect.READ)
+            reply = yield commands(wait_words(durable, 100), effect=Effect.READ)
         except ServerError as error:
             raise NotSupportedError(
                 "durable='disk' needs WAITAOF (Redis and Valkey from 7.2 on) and a server that "
@@ -211,6 +213,7 @@ class Plans:
     def counts(self, group: str) -> Plan[list[int]]:
         """What `Counts.of` takes: one round trip."""
         keys = self.keys
+        check_text(group, "group")
         names = [keys.stream, keys.delayed, keys.dlq, keys.repeat, keys.paused]
         numbers: list[int] = yield scripts.call(scripts.COUNTS, names, [group], Effect.READ)
         return numbers
@@ -228,6 +231,7 @@ class Plans:
     def obliterate(self, group: str, *, force: bool = True) -> Plan[int]:
         """Delete every key of the queue; how many there were. Without `force` only if it holds no
         jobs."""
+        check_flag("force", force)
         if not force:
             Counts.of((yield from self.counts(group))).refuse_if_any(self.keys.queue)
         cursor, deleted = b"0", 0
@@ -240,19 +244,35 @@ class Plans:
                 return deleted
 
 
+def _confirmed(chunks: list[Request], durable: Durable) -> Plan[list[Any]]:
+    """For each chunk its reply or its exception, once those that were applied are safe."""
+    replies, answer = yield DurableRequest(chunks, durable)
+    found = [exception_for(one) if isinstance(one, ReplyError) else one for one in replies]
+    if not any(isinstance(one, Exception | list) for one in found):
+        check_confirmed(answer, durable)
+    elif len(found) > 1 and any(isinstance(one, list) for one in found):
+        raise OutcomeUnknownError("the server lost some jobs of the batch, and is full by now")
+    return found
+
+
 class ResultWait:
     """How a stored result is waited for."""
 
-    def __init__(self, job_id: str, timeout_s: float, poll_interval_s: float) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout_s}")
-        if not poll_interval_s > 0:
-            raise ValueError(
-                f"poll_interval must be a positive number of seconds, got {poll_interval_s}"
-            )
+    def __init__(
+        self,
+        job_id: str,
+        timeout_s: float | None,
+        poll_interval_s: float,
+        since_ms: int | None = None,
+    ) -> None:
+        check_ids([job_id])
+        if since_ms is not None and (
+            isinstance(since_ms, bool) or not isinstance(since_ms, int) or since_ms < 0
+        ):
+            raise ValueError(f"since_ms must be a non-negative int or None, got {shown(since_ms)}")
         self._job_id = job_id
-        self._timeout_s = timeout_s
-        self._poll_interval_s = poll_interval_s
+        self._timeout_s = math.inf if timeout_s is None else _seconds("timeout", timeout_s)
+        self._poll_interval_s = min(_seconds("poll_interval", poll_interval_s), MAX_POLL_S)
         self._started_s = time.monotonic()
         self._has_warned = False
 
@@ -272,15 +292,25 @@ class ResultWait:
         return min(self._poll_interval_s, self._timeout_s - waited_s)
 
 
+def _seconds(what: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be seconds, got {type(value).__name__}")
+    if not value > 0:
+        raise ValueError(f"{what} must be a positive number of seconds, got {shown(value)}")
+    return float(min(value, sys.maxsize))  # which is for ever
+
+
 def check_ids(job_ids: Iterable[str]) -> list[str]:
     """Ids of jobs that exist: any text will do, since chasquimq takes any."""
-    if isinstance(job_ids, str):
-        raise TypeError("job_ids must be a list of ids, got a single str")
-    ids = list(job_ids)
-    for i, job_id in enumerate(ids):
-        if not isinstance(job_id, str):
-            raise TypeError(f"job_ids[{i}] must be a str, got {type(job_id).__name__}")
-    return ids
+    if isinstance(job_ids, str | Mapping) or not isinstance(job_ids, Iterable):
+        raise TypeError(f"job_ids must be a list of ids, got {type(job_ids).__name__}")
+    return [check_text(job_id, f"job_ids[{i}]") for i, job_id in enumerate(job_ids)]
+
+
+def check_flag(what: str, value: object) -> None:
+    """What is not said plainly must not delete anything."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be a bool, got {type(value).__name__}")
 
 
 def check_limit(limit: object) -> int:
@@ -288,5 +318,5 @@ def check_limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise TypeError(f"limit must be an int, got {type(limit).__name__}")
     if limit < 0:
-        raise ValueError(f"limit must be non-negative, got {limit}")
+        raise ValueError(f"limit must be non-negative, got {shown(limit)}")
     return min(limit, MAX_COUNT)

@@ -14,11 +14,11 @@ from chasqui.adding import (
     Batch,
     check_request_timeout,
 )
-from chasqui.config import CredentialProvider, Endpoint
+from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
 from chasqui.errors import ClosedError, PayloadTooLargeError
-from chasqui.keys import Keys, check_job_id, check_job_name
+from chasqui.keys import Keys, check_job_id, check_job_name, shown
 from chasqui.plans import Plans
 from chasqui.request import Plan
 
@@ -86,8 +86,9 @@ class Producer:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """`pool_size` is taken for chasquimq's sake: one pipelined connection does the work."""
-        if pool_size is not None and pool_size < 1:
-            raise ValueError(f"pool_size must be positive, got {pool_size}")
+        if pool_size is not None and _uint("pool_size", pool_size) == 0:
+            raise ValueError("pool_size must be positive, got 0")
+        check_credential_provider(credential_provider)
         self.keys = Keys(queue_name)
         self.plans = Plans(self.keys, max_stream_len)
         self.max_delay_s = check_max_delay(max_delay_secs)
@@ -146,11 +147,16 @@ class Producer:
         return await self._add(_payloads(payloads), opts)
 
     async def add_bulk_named(self, entries: list[tuple[str, bytes]]) -> list[str]:
+        if not isinstance(entries, list):
+            raise TypeError(f"entries must be a list, got {type(entries).__name__}")
         names, payloads = [], []
         for i, entry in enumerate(entries):
             if not isinstance(entry, tuple) or len(entry) != 2:
                 raise ValueError(f"entries[{i}] must be a (str, bytes) tuple")
-            names.append(check_job_name(entry[0]))
+            try:
+                names.append(check_job_name(entry[0]))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"entries[{i}]: {error}") from None
             payloads.append(_payload(entry[1], f"entries[{i}]"))
         return (await self.run(self.plans.add(Batch(payloads, names)))).ids
 
@@ -184,11 +190,10 @@ class Producer:
     async def _add(
         self, payloads: list[bytes], opts: Mapping[str, Any], due: tuple[int, int] = (0, 0)
     ) -> list[str]:
-        if not isinstance(opts, Mapping):
-            raise TypeError(f"opts must be a dict, got {type(opts).__name__}")
-        retry = opts.get("retry") or {}
-        if not isinstance(retry, Mapping):
-            raise TypeError(f"opts.retry must be a dict, got {type(retry).__name__}")
+        _check_options("opts", opts, "id", "name", "retry")
+        retry = {} if (given := opts.get("retry")) is None else given
+        _check_options("opts.retry", retry, "max_attempts", "backoff")
+        name = "" if (given := opts.get("name")) is None else check_job_name(given)
         encoded = retry_of(retry.get("max_attempts"), retry.get("backoff"))
         kind, due_ms = due
         ids: list[str | None] | None = None
@@ -199,7 +204,7 @@ class Producer:
             ids, kind = [check_job_id(job_id)], kind | UNIQUE
         batch = Batch(
             payloads,
-            check_job_name(opts.get("name") or ""),
+            name,
             ids,
             None if encoded is None else [encoded] * count,
             [kind] * count if kind else None,
@@ -306,9 +311,17 @@ def _payloads(payloads: object) -> list[bytes]:
     return [_payload(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
 
 
+def _check_options(what: str, options: object, *known: str) -> None:
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{what} must be a dict, got {type(options).__name__}")
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{what} has an unknown option {shown(option)}")
+
+
 def _uint(what: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, got {type(value).__name__}")
     if value < 0:
-        raise ValueError(f"{what} must be non-negative; got {value}")
+        raise ValueError(f"{what} must be non-negative; got {shown(value)}")
     return value

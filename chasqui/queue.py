@@ -1,7 +1,6 @@
 """Queue: what programs hold to add jobs and to look after them, on asyncio."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from chasqui.config import CredentialProvider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.durable import DurableConnection
 from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
@@ -31,7 +31,7 @@ from chasqui.plans import Counts as Counts
 from chasqui.plans import ResultWait
 from chasqui.producer import Producer
 from chasqui.request import Plan
-from chasqui.tracing import Tracing, add
+from chasqui.tracing import Tracing, add, check_tracing
 
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ class Queue:
     ) -> None:
         self.name = check_queue_name(name)
         self._settings = AddSettings(max_backlog, on_full, durable)
+        check_tracing(tracing)
         self._tracing = tracing
         #: Whether jobs without options of their own may share a chunk with others.
         self._shares_chunks = tracing is None and self._settings.options(None) is PLAIN
@@ -74,6 +75,16 @@ class Queue:
             request_timeout_s=request_timeout_s,
         )
         self._credential_provider = credential_provider
+        #: For adds that wait for the disk or a replica: nothing else waits behind them.
+        self._durable: DurableConnection | None = None
+        if self._settings.durable:
+            self._durable = DurableConnection(
+                self._producer.connection.endpoint,
+                key=self._producer.keys.stream,
+                client_name="chasqui-producer",
+                credential_provider=credential_provider,
+                request_timeout_s=request_timeout_s,
+            )
         self._ends = JobEnds(self._producer.keys, self._connect)
 
     @property
@@ -83,6 +94,8 @@ class Queue:
     async def close(self) -> None:
         """Close the connection. A second call does nothing."""
         await self._ends.close()
+        if self._durable is not None:
+            await self._durable.close()
         await self._producer.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -119,6 +132,7 @@ class Queue:
         added, and the returned job's `is_new` is False. Unless told otherwise an id stays taken for
         a day, and that of a delayed job until an hour past its due time."""
         if repeat is not None:
+            drafts.refuse_unrepeated(delay_ms, delay, unique_for)
             return await self.upsert_repeatable_job(
                 name,
                 data,
@@ -130,7 +144,7 @@ class Queue:
         drafts.refuse_useless(missed_fires, unique_for, job_id)
         if delay_ms is None and delay is None and job_id is None and self._shares_chunks:
             self._check_open()
-            checked = check_job_name(name or "")
+            checked = check_job_name(name)
             retry = drafts.retry_of(attempts, backoff)
             encoded = payload.encode(data)
             if self._producer.connection.is_congested:
@@ -183,7 +197,7 @@ class Queue:
 
         One bad entry and nothing is sent; the error names its index.
         """
-        batch = drafts.bulk(jobs, self._producer.max_delay_s)
+        batch = drafts.bulk(jobs, self._producer.max_delay_s, unique_for=unique_for)
         added = await self._add(batch, self._settings.options(unique_for))
         return added.jobs
 
@@ -193,7 +207,9 @@ class Queue:
         waits_s = full_waits_s()
         while True:
             try:
-                return await self._run(add(self._tracing, self._producer.plans, batch, options))
+                return await self._run(
+                    add(self._tracing, self._producer.plans, batch, options), self._durable
+                )
             except QueueFullError:
                 if self._settings.on_full == "raise":
                     raise
@@ -346,7 +362,7 @@ class Queue:
         Raises JobFailedError as soon as the job is in the dead-letter queue. `since_ms` is when it
         was added: how it ended before that is of no interest.
         """
-        wait = ResultWait(job_id, timeout, poll_interval)
+        wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         with self._ends.watch(job_id, since_ms) as watch:
             while True:
                 end = watch.end
@@ -371,7 +387,7 @@ class Queue:
 
         That is told by its worker's events; where they are off, only a stored result is seen.
         """
-        wait = ResultWait(job_id, math.inf if timeout is None else timeout, poll_interval)
+        wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         looks = GRACE_LOOKS
         with self._ends.watch(job_id, since_ms) as watch:
             while True:
@@ -421,9 +437,9 @@ class Queue:
         """
         return await self._run(self._producer.plans.obliterate(DEFAULT_GROUP, force=force))
 
-    async def _run(self, plan: Plan[T]) -> T:
+    async def _run(self, plan: Plan[T], connection: Connection | None = None) -> T:
         self._check_open()
-        return await self._producer.run(plan)
+        return await (connection or self._producer.connection).run(plan)
 
     def _check_open(self) -> None:
         if self._producer.is_closed:

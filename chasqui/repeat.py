@@ -14,6 +14,7 @@ import msgpack  # type: ignore[import-untyped]
 from chasqui._core.envelope import check_msgpack, decode_envelope, encode_envelope
 from chasqui.cron import Cron
 from chasqui.job import MissedFiresPolicy, RepeatPattern
+from chasqui.keys import check_text, shown
 
 __all__ = [
     "MAX_FIRES_PER_PLAN",
@@ -244,8 +245,8 @@ def plan_fires(spec: RepeatSpec, due_ms: int, now_ms: int, fired: int) -> FirePl
 
 def _check_key(key: str) -> str:
     if _BAD_IN_KEY.search(_str("key", key)):
-        raise ValueError(f"key must hold no braces or control characters, got {_shown(key)}")
-    if len(key.encode()) > _MAX_KEY_BYTES:
+        raise ValueError(f"key must hold no braces or control characters, got {shown(key)}")
+    if len(check_text(key, "key").encode()) > _MAX_KEY_BYTES:
         raise ValueError(f"key takes more than {_MAX_KEY_BYTES} bytes of UTF-8")
     return key
 
@@ -275,7 +276,7 @@ def _pattern_from_wire(value: Any) -> RepeatPattern:
             return RepeatPattern("cron", expression, tz)
         case {"Every": [interval_ms, *_]}:
             return RepeatPattern("every", interval_ms=interval_ms)
-    raise ValueError(f"unknown pattern {_shown(value)}")
+    raise ValueError(f"unknown pattern {shown(value)}")
 
 
 def _missed_fires_to_wire(policy: MissedFiresPolicy) -> object:
@@ -291,7 +292,7 @@ def _missed_fires_from_wire(value: Any) -> MissedFiresPolicy | None:
             return MissedFiresPolicy.fire_once()
         case {"FireAll": [max_catchup, *_]}:
             return MissedFiresPolicy.fire_all(max_catchup)
-    raise ValueError(f"unknown missed_fires {_shown(value)}")
+    raise ValueError(f"unknown missed_fires {shown(value)}")
 
 
 def _payload_from_wire(value: Any) -> bytes:
@@ -304,20 +305,15 @@ def _payload_from_wire(value: Any) -> bytes:
 
 def _str(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{name} must be a string, got {_shown(value)}")
+        raise ValueError(f"{name} must be a string, got {shown(value)}")
     return value
 
 
 def _uint(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_U64:
-        raise ValueError(f"{name} must be a non-negative int, got {_shown(value)}")
+        raise ValueError(f"{name} must be a non-negative int, got {shown(value)}")
     return value
 
 
 def _uint_or_none(name: str, value: Any) -> int | None:
     return None if value is None else _uint(name, value)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,12 +9,17 @@ from chasqui import payload, scripts
 from chasqui.adding import ANSWER_TTL_S
 from chasqui.drafts import BackoffLike, MissedFiresLike, RepeatLike, retry_of
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
-from chasqui.keys import SPEC, Keys, check_job_name
+from chasqui.keys import SPEC, Keys, check_job_name, check_text, shown
 from chasqui.plans import Plans, check_limit
 from chasqui.repeat import MAX_FIRE_MS, RepeatSpec, RepeatSpecError
 from chasqui.request import Effect, Plan, commands
 
 logger = logging.getLogger(__name__)
+
+_SPEC_FIELDS = {
+    *("job_name", "pattern", "payload", "key"),
+    *("limit", "start_after_ms", "end_before_ms", "missed_fires"),
+}
 
 
 def spec_of(
@@ -33,7 +38,7 @@ def spec_of(
     """The spec that a caller describes, checked."""
     return RepeatSpec.make(
         key=_key(key),
-        job_name=check_job_name(name or ""),
+        job_name=check_job_name(name),
         pattern=RepeatPattern.parse(repeat),
         payload=payload.encode(data),
         limit=limit,
@@ -46,6 +51,11 @@ def spec_of(
 
 def from_dict(spec: Mapping[str, Any]) -> RepeatSpec:
     """The spec in the dict form that `Producer.upsert_repeatable` takes; its payload is encoded."""
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"spec must be a dict, got {type(spec).__name__}")
+    for name in spec:
+        if name not in _SPEC_FIELDS:
+            raise ValueError(f"unknown key {shown(name)} in spec")
     for name in ("job_name", "pattern", "payload"):
         if name not in spec:
             raise ValueError(f"spec.{name} is required")
@@ -104,7 +114,8 @@ def upsert(plans: Plans, spec: RepeatSpec) -> Plan[str]:
 
 def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
     """The specs that fire soonest. One that cannot be read is reported and left out."""
-    if check_limit(limit) == 0:
+    limit = check_limit(limit)
+    if limit == 0:
         return []
     reply = yield commands(("ZRANGE", keys.repeat, 0, limit - 1, "WITHSCORES"), effect=Effect.READ)
     scores = list(scored(reply))
@@ -144,8 +155,7 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
 def remove(plans: Plans, key: str) -> Plan[bool]:
     """Forget a spec; False if there was none."""
     keys = plans.keys
-    if not isinstance(key, str):
-        raise TypeError(f"key must be a str, got {type(key).__name__}")
+    check_text(key, "key")
     reply = yield scripts.call(
         scripts.REMOVE_REPEAT,
         [keys.repeat, keys.repeat_spec(key), plans.numbering.answer_key()],

@@ -3,7 +3,6 @@
 Nothing runs between two calls, no thread and no loop; see blocking.py for what a call does.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +22,10 @@ from chasqui.adding import (
     full_waits_s,
 )
 from chasqui.blocking import BlockingConnection
-from chasqui.config import AnyCredentialProvider, Endpoint
+from chasqui.config import AnyCredentialProvider, Endpoint, check_credential_provider
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.durable import BlockingDurableConnection
 from chasqui.ends import GRACE_LOOKS, GRACE_S, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
 from chasqui.follower import Follower
@@ -36,7 +36,7 @@ from chasqui.policy import REQUEST_TIMEOUT_S
 from chasqui.queue_events import CLIENT_NAME
 from chasqui.queue_events import BlockingQueueEvents as QueueEvents
 from chasqui.request import Plan
-from chasqui.tracing import Tracing, add
+from chasqui.tracing import Tracing, add, check_tracing
 
 __all__ = ["Queue", "QueueEvents"]
 
@@ -68,19 +68,26 @@ class Queue:
         keys = Keys(name)
         self.name = name
         self._settings = AddSettings(max_backlog, on_full, durable)
+        check_tracing(tracing)
+        check_credential_provider(credential_provider)
         self._tracing = tracing
         self._credential_provider = credential_provider
         # Connections for threads that wait for jobs: those that no thread uses right now.
         self._followers: list[BlockingConnection] = []
         self._plans = Plans(keys, max_stream_len)
         self._max_delay_s = drafts.check_max_delay(max_delay_secs)
-        self._connection = BlockingConnection(
-            Endpoint.parse(redis_url, tls=tls),
-            key=keys.stream,
-            client_name="chasqui-producer",
-            credential_provider=credential_provider,
-            request_timeout_s=check_request_timeout(request_timeout_s),
-        )
+        endpoint = Endpoint.parse(redis_url, tls=tls)
+        options: dict[str, Any] = {
+            "key": keys.stream,
+            "client_name": "chasqui-producer",
+            "credential_provider": credential_provider,
+            "request_timeout_s": check_request_timeout(request_timeout_s),
+        }
+        self._connection = BlockingConnection(endpoint, **options)
+        #: For adds that wait for the disk or a replica: nothing else waits behind them.
+        self._durable: BlockingConnection | None = None
+        if self._settings.durable:
+            self._durable = BlockingDurableConnection(endpoint, **options)
 
     @property
     def is_closed(self) -> bool:
@@ -89,6 +96,8 @@ class Queue:
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
         self._connection.close()
+        if self._durable is not None:
+            self._durable.close()
         while self._followers:
             self._followers.pop().close()
 
@@ -126,6 +135,7 @@ class Queue:
         added, and the returned job's `is_new` is False. Unless told otherwise an id stays taken for
         a day, and that of a delayed job until an hour past its due time."""
         if repeat is not None:
+            drafts.refuse_unrepeated(delay_ms, delay, unique_for)
             return self.upsert_repeatable_job(
                 name,
                 data,
@@ -182,7 +192,7 @@ class Queue:
 
         One bad entry and nothing is sent; the error names its index.
         """
-        batch = drafts.bulk(jobs, self._max_delay_s)
+        batch = drafts.bulk(jobs, self._max_delay_s, unique_for=unique_for)
         added = self._add(batch, self._settings.options(unique_for))
         return added.jobs
 
@@ -191,7 +201,7 @@ class Queue:
         waits_s = full_waits_s()
         while True:
             try:
-                return self._run(add(self._tracing, self._plans, batch, options))
+                return self._run(add(self._tracing, self._plans, batch, options), self._durable)
             except QueueFullError:
                 if self._settings.on_full == "raise":
                     raise
@@ -344,7 +354,7 @@ class Queue:
         Raises JobFailedError as soon as the job is in the dead-letter queue. `since_ms` is when it
         was added: how it ended before that is of no interest.
         """
-        wait = ResultWait(job_id, timeout, poll_interval)
+        wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         with self._following(job_id, since_ms) as follower:
             while True:
                 end = follower.end
@@ -368,7 +378,7 @@ class Queue:
 
         That is told by its worker's events; where they are off, only a stored result is seen.
         """
-        wait = ResultWait(job_id, math.inf if timeout is None else timeout, poll_interval)
+        wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         looks = GRACE_LOOKS
         with self._following(job_id, since_ms) as follower:
             while True:
@@ -429,7 +439,7 @@ class Queue:
         """
         return self._run(self._plans.obliterate(DEFAULT_GROUP, force=force))
 
-    def _run(self, plan: Plan[T]) -> T:
+    def _run(self, plan: Plan[T], connection: BlockingConnection | None = None) -> T:
         if self._connection.is_closed:
             raise ClosedError(f"queue {self.name!r} is closed")
-        return self._connection.run(plan)
+        return (connection or self._connection).run(plan)

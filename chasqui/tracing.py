@@ -74,6 +74,12 @@ def _complain(error: Exception) -> None:
 _told: set[str] = set()
 
 
+def check_tracing(tracing: object) -> None:
+    """Raise TypeError for what makes no spans."""
+    if tracing is not None and not callable(getattr(tracing, "sending", None)):
+        raise TypeError(f"tracing must be a Tracing or None, got {type(tracing).__name__}")
+
+
 def add(tracing: Tracing | None, plans: Plans, batch: Batch, options: AddOptions) -> Plan[Added]:
     """The plan of an add, with its span around it and its context on the jobs."""
     if tracing is None or not batch.payloads:

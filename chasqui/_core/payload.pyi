@@ -1,6 +1,12 @@
 from typing import Any
 
-def pack(value: object, max_bytes: int) -> bytes | None: ...
+class Refused(ValueError):
+    why: str
+    path: list[Any]
+    value: Any
+    size: int
+
+def pack(value: object, max_bytes: int) -> bytes: ...
 def pack_rows(
     entries: list[Any],
     start: int,

@@ -1,31 +1,34 @@
-"""User data to msgpack and back, for the plain types that nearly all of it is made of.
+"""User data to msgpack and back: exactly the types that come back as they went in.
 
-Whoever finds a value here that is not plain takes it to the msgpack library: so its rules, and what is said of a
-value that is refused, have one home outside.
+What is refused, and at which place inside the value, is told to whoever asked; the words are his.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_CheckExact
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
-from cpython.list cimport PyList_CheckExact, PyList_New, PyList_SET_ITEM
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
+from cpython.dict cimport PyDict_Check, PyDict_CheckExact
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check, PyFloat_CheckExact
+from cpython.list cimport PyList_Check, PyList_CheckExact, PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
 from chasqui._core.buffer cimport CommandBuffer
 from chasqui._core.envelope cimport MAX_DEPTH, fault_text
 from chasqui._core.msgpack cimport (
-    Fault, big_endian, put_array_header, put_bin_header, put_float, put_int, put_map_header, put_nil, put_str_header,
-    skip_value,
+    Fault, big_endian, bin_header_size, put_array_header, put_bin_header, put_float, put_int, put_map_header, put_nil,
+    put_str_header, put_uint, skip_value, str_header_size,
 )
 from chasqui._core.envelope import EnvelopeError
 
 
 cdef extern from "Python.h":
+    bint PyLong_Check(object number)
     bint PyLong_CheckExact(object number)
     long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+    unsigned long long PyLong_AsUnsignedLongLong(object number) except? -1
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     bint PyUnicode_IS_COMPACT_ASCII(object text)
 
@@ -35,29 +38,44 @@ cdef enum:
     LONGEST_NAME = 64           # a name of at most so many ASCII characters needs no further look
 
 
-# Buffers that nobody uses right now. One that is being written is not among them, so another thread gets its own.
+# Packers that nobody uses right now. One that is at work is not among them, so another thread gets its own.
 cdef list idle = []
 
 
 # ── Packing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def pack(value, Py_ssize_t max_bytes):
-    """The value as msgpack; None unless it is plain, and of at most `max_bytes`.
+class Refused(ValueError):
+    """A value that was not packed: `why`, the keys and indexes on the way to it, and itself.
 
-    Plain are None, bool, float, str and bytes, an int of 64 bits with its sign, and lists and dicts of those with
-    keys that are str or bytes: by their exact types, 128 levels deep.
+    `why` is "type", "depth", "int" (beyond 64 bits), "surrogate", "key", "key surrogate", "changed" (by another
+    thread, meanwhile) or "size": then the value would have come to `size` bytes with this one, or to more.
     """
-    cdef CommandBuffer out
+
+    def __init__(self, why, path, value, size):
+        super().__init__(why)
+        self.why, self.path, self.value, self.size = why, path, value, size
+
+
+def pack(value, Py_ssize_t max_bytes):
+    """The value as msgpack of at most `max_bytes`; raises Refused.
+
+    Taken are None, bool, float, str and bytes, an int of 64 bits, bytearray and memoryview, and lists and dicts of
+    those with keys that are str or bytes, 128 levels deep; subclasses, as what they are made of.
+    """
+    cdef Packer packer
     try:
-        out = idle.pop()
+        packer = idle.pop()
     except IndexError:
-        out = CommandBuffer()
-    out._len = 0
-    cdef bint is_plain = put_value(out, value, 0) and out._len <= max_bytes
-    cdef object packed = PyBytes_FromStringAndSize(out._data, out._len) if is_plain else None
+        packer = Packer()
+    packer.begin(max_bytes)
+    cdef bint is_packed = packer.put(packer.out, value, 0)
+    cdef CommandBuffer out = packer.out
+    cdef object packed = PyBytes_FromStringAndSize(out._data, out._len) if is_packed else packer.refused()
     if out._cap <= LARGE:
-        idle.append(out)
+        idle.append(packer)
+    if not is_packed:
+        raise packed
     return packed
 
 
@@ -66,10 +84,11 @@ def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, lis
               list data not None, list special not None):
     """Pack `data` of the entries from `start` on, as long as they are plain; the index of the first that is not.
 
-    A plain entry is a dict with a short ASCII `name` and plain `data`. Its columns are appended to the lists, and
-    the index of one that has more than these two to `special`.
+    A plain entry is a dict with a short ASCII `name` and `data` that `pack` takes. Its columns are appended to the
+    lists, and the index of one that has more than these two to `special`.
     """
-    cdef CommandBuffer out = CommandBuffer()
+    cdef Packer packer = Packer()
+    cdef CommandBuffer out = packer.out
     cdef Py_ssize_t i = start
     while i < len(entries):
         entry = entries[i]
@@ -80,8 +99,8 @@ def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, lis
             break
         if not PyUnicode_IS_COMPACT_ASCII(name) or len(<str>name) > LONGEST_NAME:
             break
-        out._len = 0
-        if not put_value(out, value, 0) or out._len > max_bytes:
+        packer.begin(max_bytes)
+        if not packer.put(out, value, 0):
             break
         payloads.append(PyBytes_FromStringAndSize(out._data, out._len))
         names.append(name)
@@ -92,62 +111,176 @@ def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, lis
     return i
 
 
-cdef bint put_value(CommandBuffer out, object value, int depth) except -1:
-    """Append the value; False, with some of it written, if it is not plain."""
-    cdef const char* text
-    cdef Py_ssize_t size
-    cdef long long number
-    cdef int overflow
-    if PyUnicode_CheckExact(value):
+@cython.final
+cdef class Packer:
+    """One value on its way into msgpack, and what stands in its way."""
+
+    cdef CommandBuffer out
+    cdef Py_ssize_t max_bytes
+    cdef str why                # None while all is well
+    cdef object culprit         # what is refused
+    cdef list path              # the way to it, innermost first
+    cdef Py_ssize_t size        # what it would come to, if that is why
+
+    def __cinit__(self):
+        self.out = CommandBuffer()
+
+    cdef int begin(self, Py_ssize_t max_bytes) except -1:
+        """Get ready for a new value."""
+        self.out._len = 0
+        self.max_bytes = min(max_bytes, <Py_ssize_t>0xFFFFFFFF)
+        return 0
+
+    cdef object refused(self):
+        """What `put` came upon; it is forgotten here."""
+        error = Refused(self.why, self.path[::-1], self.culprit, self.size)
+        self.why = self.culprit = self.path = None
+        return error
+
+    cdef bint put(self, CommandBuffer out, object value, int depth) except -1:
+        """Append the value; False, with some of it written, if it is refused."""
+        cdef Py_ssize_t size
+        cdef long long number
+        cdef int overflow
+        if PyUnicode_CheckExact(value):
+            return self.put_text(out, value)
+        if PyLong_CheckExact(value):
+            number = PyLong_AsLongLongAndOverflow(value, &overflow)
+            if overflow:
+                return self.put_long(out, value)
+            out.advance(put_int(out.reserve(WIDEST), number))
+            return self.fits(out, value)
+        if PyDict_CheckExact(value):
+            return self.put_dict(out, value, depth)
+        if PyList_CheckExact(value):
+            if depth == MAX_DEPTH:
+                return self.refuse("depth", value)
+            size = len(<list>value)
+            out.advance(put_array_header(out.reserve(WIDEST), size))
+            number = 0
+            for item in <list>value:
+                if not self.put(out, item, depth + 1):
+                    return self.step_out(number)
+                number += 1
+            if len(<list>value) != size:
+                return self.refuse("changed", value)
+            return self.fits(out, value)
+        if value is None:
+            out.advance(put_nil(out.reserve(1)))
+            return self.fits(out, value)
+        if value is True or value is False:
+            out.reserve(1)[0] = <char>(0xC3 if value is True else 0xC2)
+            out._len += 1
+            return self.fits(out, value)
+        if PyFloat_CheckExact(value):
+            out.advance(put_float(out.reserve(WIDEST), PyFloat_AS_DOUBLE(value)))
+            return self.fits(out, value)
+        if PyBytes_CheckExact(value):
+            return self.put_bytes(out, value)
+        return self.put_other(out, value, depth)
+
+    cdef bint put_other(self, CommandBuffer out, object value, int depth) except -1:
+        """What is of no plain type itself but may be made of one. Of a subclass, what it overrides does not count,
+        except how a list or a dict is gone through."""
+        cdef Py_ssize_t size
+        if PyUnicode_Check(value):
+            return self.put_text(out, value)
+        if PyLong_Check(value):
+            return self.put_long(out, value)
+        if PyFloat_Check(value):
+            return self.put(out, PyFloat_AS_DOUBLE(value), depth)
+        if PyDict_Check(value):
+            return self.put(out, dict(value), depth)
+        if PyList_Check(value):
+            return self.put(out, list(value), depth)
+        if PyBytes_Check(value):
+            return self.put_bytes(out, value)
+        if isinstance(value, (bytearray, memoryview)):
+            try:
+                size = memoryview(value).nbytes
+                if size > self.max_bytes:       # before it is copied
+                    return self.outgrow(size, value)
+                return self.put_bytes(out, bytes(value))
+            except ValueError:                  # a view that was released
+                pass
+        return self.refuse("type", value)
+
+    cdef bint put_dict(self, CommandBuffer out, dict value, int depth) except -1:
+        if depth == MAX_DEPTH:
+            return self.refuse("depth", value)
+        out.advance(put_map_header(out.reserve(WIDEST), len(value)))
+        for key, item in value.items():
+            if PyUnicode_Check(key):
+                if not self.put_text(out, key):
+                    if self.why == "surrogate":
+                        self.why = "key surrogate"
+                    return False
+            elif not PyBytes_Check(key):
+                return self.refuse("key", key)
+            elif not self.put_bytes(out, key):
+                return False
+            if not self.put(out, item, depth + 1):
+                return self.step_out(key)
+        return self.fits(out, value)
+
+    cdef bint put_text(self, CommandBuffer out, object value) except -1:
+        cdef const char* text
+        cdef Py_ssize_t size = len(<str>value)
+        if size > self.max_bytes:               # before it is encoded
+            return self.outgrow(size, value)
         try:
             text = PyUnicode_AsUTF8AndSize(value, &size)
         except UnicodeEncodeError:
-            return False
-        return put_run(out, put_str_header(out.reserve(WIDEST + size), size), text, size)
-    if PyLong_CheckExact(value):
-        number = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow:
-            return False
-        out.advance(put_int(out.reserve(WIDEST), number))
-        return True
-    if PyDict_CheckExact(value):
-        if depth == MAX_DEPTH:
-            return False
-        out.advance(put_map_header(out.reserve(WIDEST), len(<dict>value)))
-        for key, item in (<dict>value).items():
-            if not PyUnicode_CheckExact(key) and not PyBytes_CheckExact(key):
-                return False
-            if not put_value(out, key, 0) or not put_value(out, item, depth + 1):
-                return False
-        return True
-    if PyList_CheckExact(value):
-        if depth == MAX_DEPTH:
-            return False
-        size = len(<list>value)
-        out.advance(put_array_header(out.reserve(WIDEST), size))
-        for item in <list>value:
-            if not put_value(out, item, depth + 1):
-                return False
-        return len(<list>value) == size         # another thread may have changed it
-    if value is None:
-        out.advance(put_nil(out.reserve(1)))
-        return True
-    if value is True or value is False:
-        text = b"\xc3" if value is True else b"\xc2"
-        return put_run(out, out.reserve(1), text, 1)
-    if PyFloat_CheckExact(value):
-        out.advance(put_float(out.reserve(WIDEST), PyFloat_AS_DOUBLE(value)))
-        return True
-    if PyBytes_CheckExact(value):
-        size = PyBytes_GET_SIZE(value)
-        return put_run(out, put_bin_header(out.reserve(WIDEST + size), size), PyBytes_AS_STRING(value), size)
-    return False
+            return self.refuse("surrogate", value)
+        if size > self.max_bytes - out._len:
+            return self.outgrow(str_header_size(size) + size, value)
+        cdef char* at = put_str_header(out.reserve(WIDEST + size), size)
+        memcpy(at, text, size)
+        out.advance(at + size)
+        return self.fits(out, value)
 
+    cdef bint put_bytes(self, CommandBuffer out, object value) except -1:
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(value)
+        if size > self.max_bytes - out._len:
+            return self.outgrow(bin_header_size(size) + size, value)
+        cdef char* at = put_bin_header(out.reserve(WIDEST + size), size)
+        memcpy(at, PyBytes_AS_STRING(value), size)
+        out.advance(at + size)
+        return self.fits(out, value)
 
-cdef bint put_run(CommandBuffer out, char* at, const char* data, Py_ssize_t size) except -1:
-    memcpy(at, data, size)
-    out.advance(at + size)
-    return size <= <Py_ssize_t>0xFFFFFFFF
+    cdef bint put_long(self, CommandBuffer out, object value) except -1:
+        """An int of any size or kind."""
+        cdef int overflow
+        cdef long long number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        cdef char* at = out.reserve(WIDEST)
+        if overflow == 0:
+            out.advance(put_int(at, number))
+        elif overflow > 0 and int.bit_length(value) <= 64:
+            out.advance(put_uint(at, PyLong_AsUnsignedLongLong(value)))
+        else:
+            return self.refuse("int", value)
+        return self.fits(out, value)
+
+    cdef inline bint fits(self, CommandBuffer out, object value) except -1:
+        """Whether what is written so far may be; the value is its end."""
+        if out._len <= self.max_bytes:
+            return True
+        return self.outgrow(0, value)
+
+    cdef bint outgrow(self, Py_ssize_t more, object value) except -1:
+        self.size = self.out._len + more
+        return self.refuse("size", value)
+
+    cdef bint refuse(self, str why, object value) except -1:
+        self.why = why
+        self.culprit = value
+        self.path = []
+        return False
+
+    cdef bint step_out(self, object step) except -1:
+        """One level up from what is refused."""
+        self.path.append(step)
+        return False
 
 
 # ── Unpacking ────────────────────────────────────────────────────────────────────────────────────

@@ -1,13 +1,15 @@
 -- add_mixed: put a chunk of jobs with options where each belongs, once however often it is sent.
 -- KEYS  1 stream   2 delayed set   3 flags (what the chunk's first arrival answered)   4 wake list
 --       if the jobs are traced: traces   then per delayed job: didx, and its trace if they are traced;
---       per unique job: unique, dlid
+--       per unique job: unique, dlid, result
 -- ARGV  1 seconds to remember the flags   2 most entries to keep in the stream, or ''
 --       3 most jobs that may wait, or ''   4 seconds that the id of an immediate job stays unique
 --       5 the same for a delayed job, if that is more than an hour past its due time
 --       6 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
 --       7 traceparent of all jobs, or ''   then per job: envelope, name, due (ms; 0 if not delayed)
 -- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
+-- A job that is new under an id of the caller's takes the place of an earlier one: what that one
+-- returned is no answer to who waits for this one, and is deleted.
 -- A new earliest job rings the wake list, which the promoter sleeps on. The delayed set has no room
 -- for a trace: there it lies under a key beside the job, and `traces` says that there are such keys.
 local flags = redis.call('GET', KEYS[3])
@@ -41,7 +43,7 @@ for i = 1, jobs do
   if kind >= 4 then
     due = now + due
   end
-  local didx, kept_trace, unique, dlid
+  local didx, kept_trace, unique, dlid, result
   if is_delayed then
     didx = KEYS[key]
     key = key + 1
@@ -51,13 +53,18 @@ for i = 1, jobs do
     end
   end
   if is_unique then
-    unique, dlid = KEYS[key], KEYS[key + 1]
-    key = key + 2
+    unique, dlid, result = KEYS[key], KEYS[key + 1], KEYS[key + 2]
+    key = key + 3
   end
-  if is_unique and redis.call('EXISTS', unique, dlid) > 0 then
+  -- With the result in one question: of nearly all new ids there is nothing at all.
+  local is_known = is_unique and redis.call('EXISTS', unique, dlid, result) > 0
+  if is_known and redis.call('EXISTS', unique, dlid) > 0 then
     added[i] = '0'
   else
     added[i] = '1'
+    if is_known then
+      redis.call('DEL', result)
+    end
     if is_delayed then
       local member = struct.pack('<I4', #name) .. name .. envelope
       local ttl = math.max(0, math.ceil((due - now) / 1000)) + 3600

@@ -1,10 +1,12 @@
 -- replay: move dead-lettered jobs back into the stream.
 -- KEYS  1 dead-letter stream   2 stream   3 answer (what the first arrival of this call answered)
+--       then per job: result
 -- ARGV  1 most entries to keep in the stream, or ''   2 seconds to remember the answer
 --       then per job: id in the dead-letter stream, envelope with attempt 0, name,
 --       traceparent, or ''
 -- Returns how many were moved. The copy is made first; only who then removes the original keeps it,
--- so two replays at once never double a job and none is lost between two keys.
+-- so two replays at once never double a job and none is lost between two keys. What another job
+-- returned that had the same id is deleted: it is no answer to who waits for this one.
 local known = redis.call('GET', KEYS[3])
 if known then
   return tonumber(known)
@@ -26,6 +28,7 @@ for i = 3, #ARGV, 4 do
     end
     redis.call('XADD', unpack(fields))
     redis.call('XDEL', KEYS[1], ARGV[i])
+    redis.call('DEL', KEYS[(i + 1) / 4 + 3])
     moved = moved + 1
   end
 end

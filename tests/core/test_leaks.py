@@ -1,5 +1,6 @@
 """Every public function, called again and again, in success and in failure, keeps nothing."""
 
+import collections
 import gc
 import re
 import sys
@@ -52,6 +53,17 @@ VALUE = {
     "to": "ada",
     "many": [2**40, -(2**40), 1.5, None, True, b"bytes", "ü" * 40],
     "in": {"x": {}},
+}
+SUBCLASSED = {
+    type("Text", (str,), {})("key"): [
+        type(name, (base,), {})(value)
+        for name, base, value in (
+            ("Int", int, 2**63),
+            ("Float", float, 1.5),
+            ("Bytes", bytes, b"x"),
+        )
+    ],
+    "of its own": [collections.OrderedDict(a=1), bytearray(b"x"), memoryview(b"xyz")[::2]],
 }
 PACKED = msgpack.packb(VALUE)
 ROWS = [{"name": "n", "data": VALUE}] * 3 + [None]
@@ -143,8 +155,11 @@ CALLS: dict[str, Callable[[], object]] = {
     "check": lambda: check_msgpack(bytearray(ENVELOPE)),
     "check, broken": lambda: check_msgpack(BROKEN),
     "pack": lambda: pack(VALUE, 1 << 20),
-    "pack a tuple": lambda: pack([VALUE, {"x": (1000,)}], 1 << 20),
-    "pack a surrogate": lambda: pack(["\ud800" * 3], 1 << 20),
+    "pack, wrong type": lambda: pack([VALUE, {"x": (1000,)}], 1 << 20),
+    "pack, wrong key": lambda: pack([VALUE, {1000: 1}], 1 << 20),
+    "pack, wrong text": lambda: pack(["\ud800" * 3], 1 << 20),
+    "pack, wrong size": lambda: pack([b"x" * 100] * 20, 1000),
+    "pack subclasses": lambda: pack([SUBCLASSED] * 3, 1 << 20),
     "pack much": lambda: pack(["x" * 100_000], 1 << 20),
     "pack_rows": lambda: pack_rows(ROWS, 0, 99, [], [], [], []),
     "unpack": lambda: unpack(PACKED),

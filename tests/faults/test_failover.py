@@ -115,7 +115,7 @@ def test_what_the_replica_confirmed_survives(
     queue_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.adding.DURABLE_WAIT_MS", 500)
+    monkeypatch.setattr("chasqui.durable.WAIT_MS", 500)
     lag(kind, private_server, queue_name, durable=True)
 
 

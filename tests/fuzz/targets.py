@@ -249,7 +249,7 @@ def check_payload(data: bytes) -> bool:
     if repr(value) != repr(expected):
         raise WrongAnswerError(f"{value!r}, expected {expected!r}")
     packed = pack(value, 1 << 20)
-    if packed is not None and packed != reference.packed(value):
+    if packed != reference.packed(value):
         raise WrongAnswerError(f"{value!r} is packed as {packed!r}")
     return True
 

@@ -8,6 +8,7 @@ import pytest
 
 from chasqui import drafts
 from chasqui.adding import AddSettings
+from chasqui.errors import PayloadTooLargeError
 
 
 class Made(Sequence[Mapping[str, Any]]):
@@ -70,6 +71,13 @@ def test_a_key_that_clears_the_list_it_is_in() -> None:
 def test_an_entry_that_is_no_dict(entry: Any) -> None:
     with pytest.raises(TypeError, match=r"jobs\[1\] must be a dict"):
         drafts.bulk([{"name": "n", "data": 1}, entry])
+
+
+def test_what_is_too_large_in_a_bulk_is_named_by_index_and_place() -> None:
+    rows = [{"name": "n", "data": 1}, {"name": "n", "data": {"blob": bytes(1 << 20)}}]
+    with pytest.raises(PayloadTooLargeError) as caught:
+        drafts.bulk(rows)
+    assert str(caught.value).startswith('jobs[1]: the payload up to data["blob"] takes 1048')
 
 
 def test_who_waits_for_room_without_a_limit_waits_for_nothing() -> None:

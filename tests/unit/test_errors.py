@@ -83,7 +83,8 @@ def test_retry_keeps_its_delay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay_ms", "error"), [(-1, ValueError), (True, TypeError), (1.5, TypeError)]
+    ("delay_ms", "error"),
+    [(-1, ValueError), (2**52 + 1, ValueError), (True, TypeError), (1.5, TypeError)],
 )
 def test_retry_refuses_a_bad_delay(delay_ms: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="delay_ms"):

@@ -90,9 +90,9 @@ def test_an_int_is_a_fixed_backoff() -> None:
     assert BackoffSpec.parse(250) == BackoffSpec.fixed(250)
 
 
-def test_dict_forms_may_hold_nones_and_foreign_keys() -> None:
+def test_dict_forms_may_hold_nones_and_what_is_of_another_kind() -> None:
     assert BackoffSpec.parse(
-        {"kind": "fixed", "delay_ms": 5, "max_delay_ms": None, "multiplier": None, "note": "x"}
+        {"kind": "fixed", "delay_ms": 5, "max_delay_ms": None, "multiplier": None}
     ) == BackoffSpec.fixed(5)
     assert RepeatPattern.parse(
         {"kind": "every", "interval_ms": 5, "expression": None, "tz": "UTC"}

@@ -111,6 +111,7 @@ def test_odds_and_ends() -> None:
     assert math.copysign(1, decode(encode(-0.0))) == -1
     assert decode(encode(bytearray(b"x"))) == b"x"
     assert decode(encode(memoryview(b"x"))) == b"x"
+    assert decode(encode(memoryview(b"abcd")[::2])) == b"ac"
     assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
 
 
@@ -144,6 +145,13 @@ def test_odds_and_ends() -> None:
             r'data\["a"\]\["b"\] has a key of type int; keys are str or bytes',
         ),
         ([nested(60), (1,)], r"data\[1\] is a tuple"),
+        ({1: "one"}, r"data has a key of type int; keys are str or bytes: pass str\(\) of it"),
+        ([{"a": {None: 1}}], r'data\[0\]\["a"\] has a key of type NoneType'),
+        ({"a": 1, True: 2}, "data has a key of type bool"),
+        ({0.5: 1}, "data has a key of type float"),
+        ({(1, 2): 1}, "data has a key of type tuple"),
+        (collections.Counter([7]), "data has a key of type int"),
+        ({Color.RED: 1}, r"data has a key of type [\w.]*Color"),
     ],
 )
 def test_types_that_would_not_come_back(value: object, message: str) -> None:
@@ -220,6 +228,39 @@ def test_the_size_is_capped_both_ways() -> None:
     with pytest.raises(PayloadTooLargeError):
         decode(data)
     assert len(decode(data, max_bytes=len(data))) == MAX_BYTES - 4
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("x" * (64 << 20), ""),
+        ("\u00fc" * (64 << 20), ""),
+        (bytes(64 << 20), ""),
+        (bytearray(64 << 20), ""),
+        (memoryview(bytes(64 << 20)), ""),
+        ([bytes(1 << 16)] * 1024, r" up to data\[15\]"),
+        ({"a": [1, {"b": bytes(64 << 20)}]}, r' up to data\["a"\]\[1\]\["b"\]'),
+        ({"k" * (64 << 20): 1}, ""),
+        ([None] * (8 << 20), r" up to data\[1048059\]"),
+    ],
+    ids=["str", "wide str", "bytes", "bytearray", "memoryview", "many", "inside", "key", "items"],
+)
+def test_what_is_too_large_is_not_packed_to_its_end(value: Any, place: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadTooLargeError, match=rf"^the payload{place} takes \d+ bytes"):
+            encode(value)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MAX_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_value_that_holds_one_thing_very_often() -> None:
+    value: Any = "x" * 100
+    for _ in range(100):
+        value = [value] * 10
+    with pytest.raises(PayloadTooLargeError, match=r"^the payload up to data(\[0\])+"):
+        encode(value)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,18 @@ import msgpack
 import pytest
 import redis as redis_py
 
+from chasqui import drafts, scripts
+from chasqui.adding import PLAIN, Numbering
+from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
 from chasqui.job import BackoffSpec
 from chasqui.keys import Keys
 from chasqui.producer import TURN_JOBS
 from chasqui.queue import Queue
+from chasqui.request import Effect, Request
 from tests.integration.producing.conftest import now_ms
 from tests.proxy import Proxy
+from tests.servers import Server
 
 DATA = {"to": "ada@example.com", "n": [1, 2.5, None, True, b"x"]}
 
@@ -47,9 +53,8 @@ async def test_an_immediate_job(queue: Any, redis: redis_py.Redis, keys: Keys):
     assert redis.exists(keys.dlid(job.id), keys.didx(job.id), keys.unique(job.id)) == 0
 
 
-@pytest.mark.parametrize("name", ["", None])
-async def test_a_job_without_a_name(name: Any, queue: Any, redis: redis_py.Redis, keys: Keys):
-    job = await queue.add(name, None)
+async def test_a_job_without_a_name(queue: Any, redis: redis_py.Redis, keys: Keys):
+    job = await queue.add("", None)
     assert job.name == ""
     assert entries(redis, keys) == [{b"d": envelope(job, None)}]
 
@@ -163,6 +168,40 @@ async def test_how_long_an_id_stays_unique(queue: Any, redis: redis_py.Redis, ke
     assert redis.ttl(keys.dlid("b")) > 7190
     redis.delete(keys.unique("a"))  # as if the time were over
     assert (await queue.add("mail", 1, job_id="a")).is_new
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_ms": 60_000}], ids=["now", "later"])
+async def test_a_new_job_is_not_answered_with_the_result_of_an_earlier_one(
+    options: dict[str, Any], queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    for job_id in ("a", "b"):
+        await queue.add("mail", 1, job_id=job_id, **options)
+        redis.set(keys.result(job_id), msgpack.packb("the first"))
+    assert not (await queue.add("mail", 2, job_id="a", **options)).is_new
+    assert await queue.get_job_result("a") == "the first"
+    redis.delete(*(name(one) for name in (keys.unique, keys.dlid) for one in "ab"))  # time is over
+    assert (await queue.add("mail", 2, job_id="a", **options)).is_new
+    (job,) = await queue.add_bulk([{"name": "mail", "data": 2, "job_id": "b", **options}])
+    assert job.is_new
+    assert await queue.get_job_result_bulk(["a", "b"]) == [None, None]
+
+
+async def test_an_add_that_comes_twice_spares_the_result_of_its_job(
+    server: Server, redis: redis_py.Redis, keys: Keys
+):
+    """As after a lost reply: by then the job may be done."""
+    numbering = Numbering(keys, "")
+    batch = drafts.single("mail", 1, job_id="a")
+    request = numbering.chunk(batch, slice(0, 1), PLAIN, now_ms(), [])
+    connection = BlockingConnection(Endpoint.parse(server.url), key=keys.stream)
+    for frame, stored in ((request.frame, b"done"), (request.frame, None)):
+        sent = Request(frame, Effect.IDEMPOTENT, script=scripts.ADD_MIXED)
+        assert connection.call(sent) == b"1"
+        if stored is not None:
+            redis.set(keys.result("a"), stored)
+    connection.close()
+    assert redis.get(keys.result("a")) == b"done"
+    assert redis.xlen(keys.stream) == 1
 
 
 async def test_any_mix_in_bulk_is_one_round_trip(

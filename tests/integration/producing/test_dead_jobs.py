@@ -19,6 +19,17 @@ async def listed(queue: Any, **options: Any) -> list[Any]:
     return [job async for job in queue.iter_dlq(**options)]
 
 
+async def test_a_replayed_job_is_not_answered_with_the_result_of_another(
+    queue: Any, redis: redis_py.Redis, keys: Keys, bury: Bury
+):
+    bury(3)
+    for number in range(3):
+        redis.set(keys.result(f"job-{number}"), msgpack.packb(number))
+    assert await queue.replay_dlq(2) == 2
+    found = await queue.get_job_result_bulk([f"job-{number}" for number in range(3)])
+    assert found == [None, None, 2]
+
+
 async def test_peek(queue: Any, redis: redis_py.Redis, keys: Keys, bury: Bury):
     assert await queue.peek_dlq() == []
     (first,) = bury(1)

@@ -1,4 +1,4 @@
-"""Delayed jobs, results, counts, pause, backlog, durability, and the end of a queue."""
+"""Delayed jobs, results, counts, pause, backlog, and the end of a queue."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,8 +12,6 @@ import redis as redis_py
 from chasqui.errors import NotSupportedError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
-from tests.proxy import Proxy
-from tests.servers import Server
 
 
 @pytest.mark.parametrize("options", [{}, {"job_id": "mine"}], ids=["own id", "given id"])
@@ -206,70 +204,3 @@ async def test_a_full_queue_is_waited_for(
     assert redis.xlen(keys.stream) == 2
     with pytest.raises(ValueError, match="3 jobs at once never fit into max_backlog=2"):
         await queue.add_bulk([{"name": "n", "data": n} for n in range(3)])
-
-
-# ── Durability ──────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_durable_needs_a_server_that_can(
-    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
-):
-    for durable in (True, "disk", "replica"):
-        queue = make_queue(durable=durable)
-        for options in ({}, {"job_id": "x"}, {"delay_ms": 5}):
-            with pytest.raises(NotSupportedError, match="durable="):
-                await queue.add("n", 1, **options)
-    assert redis.exists(keys.stream, keys.delayed) == 0
-
-
-@pytest.mark.fault(6)
-@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
-async def test_on_disk(
-    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
-):
-    server = private_server(kind, appendonly="yes", appendfsync="always")
-    queue = queue_at(server.url, durable="disk")
-    await queue.add("n", 1)
-    await queue.add("n", 1, job_id="x")
-    await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
-    await queue.add_bulk([{"name": "n", "data": n, "delay_ms": 90_000} for n in range(600)])
-    server.kill()
-    server.start()
-    with redis_py.Redis.from_url(server.url) as redis:
-        assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (602, 600)
-
-
-async def test_the_disk_is_waited_for_behind_every_chunk(
-    private_server: Callable[..., Server],
-    queue_at: Callable[..., Any],
-    make_proxy: Callable[[str], Proxy],
-):
-    """Also when the server has forgotten the script, so that chunks are sent again."""
-    server = private_server("valkey-9", appendonly="yes")
-    proxy = make_proxy(server.url)
-    queue = queue_at(proxy.url, durable="disk")
-    await queue.add("n", 1)
-    with redis_py.Redis.from_url(server.url) as redis:
-        redis.script_flush()
-    await queue.add_bulk([{"name": "n", "data": n} for n in range(1000)])
-    assert proxy.count("EVALSHA") == 3
-    assert proxy.commands[-2:] == [b"EVAL", b"WAITAOF"]
-    assert proxy.commands.count(b"WAITAOF") == 3
-
-
-@pytest.mark.fault(10)
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
-async def test_on_a_replica(
-    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
-):
-    primary = private_server(kind, repl_diskless_sync_delay="0")
-    replica = private_server(kind)
-    with redis_py.Redis.from_url(replica.url) as copy:
-        copy.replicaof("127.0.0.1", primary.port)
-        while copy.info("replication")["master_link_status"] != "up":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        queue = queue_at(primary.url, durable="replica")
-        await queue.add("n", 1)
-        await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
-        assert copy.xlen(keys.stream) == 601

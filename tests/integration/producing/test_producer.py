@@ -40,7 +40,9 @@ async def test_immediate_forms(producer: Producer, redis: redis_py.Redis, keys: 
         )
     )
     ids += await producer.add_bulk([b"3", b"4"])
-    ids += await producer.add_bulk_with_options([b"5", b"6"], {"name": "m", "ignored": 1})
+    ids += await producer.add_bulk_with_options(
+        [b"5", b"6"], {"name": "m", "id": None, "retry": None}
+    )
     ids += await producer.add_bulk_named([("a", b"7"), ("", b"8")])
     found = stored(redis, keys)
     assert [fields[0] for fields, _ in found] == ids
@@ -127,6 +129,19 @@ async def test_the_rest(
         (lambda p: p.add_bulk_named([("a", "x")]), TypeError, r"entries\[0\] must be bytes"),
         (lambda p: p.add_with_options(b"x", None), TypeError, "opts must be a dict"),
         (lambda p: p.add_with_options(b"x", {"retry": 5}), TypeError, "opts.retry must be a dict"),
+        (lambda p: p.add_with_options(b"x", {"retry": []}), TypeError, "opts.retry must be a dict"),
+        (lambda p: p.add_with_options(b"x", {"nmae": "n"}), ValueError, "unknown option 'nmae'"),
+        (
+            lambda p: p.add_with_options(b"x", {"retry": {"attempts": 3}}),
+            ValueError,
+            "opts.retry has an unknown option 'attempts'",
+        ),
+        (lambda p: p.add_with_options(b"x", {"name": 0}), TypeError, "name must be a str, got int"),
+        (lambda p: p.add_bulk_named({"a": b"x"}), TypeError, "entries must be a list, got dict"),
+        (lambda p: p.add_bulk_named([(0, b"x")]), TypeError, r"entries\[0\]: name must be a str"),
+        (lambda p: p.upsert_repeatable(None), TypeError, "spec must be a dict, got NoneType"),
+        (lambda p: p.upsert_repeatable({"jobname": "n"}), ValueError, "unknown key 'jobname'"),
+        (lambda p: p.get_result_bulk(5), TypeError, "job_ids must be a list of ids, got int"),
         (lambda p: p.add_with_options(b"x", {"id": ""}), ValueError, "job_id must be a non-empty"),
         (lambda p: p.add_with_options(b"x", {"name": "x" * 257}), ValueError, "name takes more"),
         (

@@ -19,12 +19,18 @@ from chasqui.errors import (
     UnreachableError,
 )
 from chasqui.job import RepeatPattern
-from chasqui.keys import Keys
+from chasqui.keys import Keys, shown
 from chasqui.queue import Queue
 from tests.proxy import Proxy
 from tests.servers import Server
 
 BIG = b"x" * (1 << 20)
+HUGE = 10**5000  # which Python does not print
+
+
+def named(value: object) -> str:
+    return shown(value)[:40]
+
 
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delay_ms": True}, TypeError, "delay_ms must be int .* got bool"),
@@ -49,6 +55,20 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backoff": -5}, ValueError, "backoff.delay_ms must be a non-negative int"),
     ({"backoff": {"kind": "odd", "delay_ms": 1}}, ValueError, "unknown backoff kind 'odd'"),
     ({"backoff": {"kind": "fixed"}}, ValueError, "backoff.delay_ms is required"),
+    (
+        {"backoff": {"kind": "fixed", "delay_ms": 1, "jiter_ms": 5}},
+        ValueError,
+        "unknown key 'jiter_ms' in backoff; expected kind, delay_ms",
+    ),
+    ({"backoff": 2**64}, ValueError, "backoff.delay_ms must be a non-negative int"),
+    (
+        {"backoff": {"kind": "exponential", "delay_ms": 1, "multiplier": 10**400}},
+        ValueError,
+        "backoff.multiplier must be finite",
+    ),
+    ({"attempts": HUGE}, ValueError, "attempts must be from 1"),
+    ({"delay_ms": HUGE}, ValueError, "delay .* exceeds max_delay_secs"),
+    ({"delay_ms": -HUGE}, ValueError, "delay_ms must be non-negative"),
     ({"job_id": ""}, ValueError, "job_id must be a non-empty"),
     ({"job_id": " \t"}, ValueError, "job_id must be a non-empty"),
     ({"job_id": 5}, ValueError, "job_id must be a non-empty"),
@@ -63,6 +83,8 @@ DATA: list[tuple[Any, type[Exception], str]] = [
     ({"a": {1, 2}}, TypeError, r'data\["a"\] is a set'),
     ([Decimal(1)], TypeError, r"data\[0\] is a decimal.Decimal"),
     (2**64, PayloadError, "data is an int beyond 64 bits"),
+    (HUGE, PayloadError, "data is an int beyond 64 bits"),
+    ({"a": {7: 1}}, TypeError, r'data\["a"\] has a key of type int; keys are str or bytes'),
 ]
 
 NAMES: list[tuple[Any, type[Exception], str]] = [
@@ -71,6 +93,11 @@ NAMES: list[tuple[Any, type[Exception], str]] = [
     ("\ud800", ValueError, "name holds a lone surrogate"),
     (5, TypeError, "name must be a str, got int"),
     (b"mail", TypeError, "name must be a str, got bytes"),
+    (None, TypeError, "name must be a str, got NoneType"),
+    (0, TypeError, "name must be a str, got int"),
+    (False, TypeError, "name must be a str, got bool"),
+    (b"", TypeError, "name must be a str, got bytes"),
+    ([], TypeError, "name must be a str, got list"),
 ]
 
 
@@ -80,9 +107,7 @@ def nowhere(queue_at: Callable[..., Any]) -> Any:
     return queue_at("redis://127.0.0.1:1")
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"), OPTIONS, ids=lambda value: f"{value!r:.40}"
-)
+@pytest.mark.parametrize(("options", "kind", "message"), OPTIONS, ids=named)
 async def test_options(options: dict[str, Any], kind: type[Exception], message: str, nowhere: Any):
     with pytest.raises(kind, match=message):
         await nowhere.add("n", 1, **options)
@@ -94,7 +119,7 @@ async def test_options(options: dict[str, Any], kind: type[Exception], message: 
             await nowhere.add_unique("n", 1, job_id="a", **options)
 
 
-@pytest.mark.parametrize(("data", "kind", "message"), DATA, ids=lambda value: f"{value!r:.40}")
+@pytest.mark.parametrize(("data", "kind", "message"), DATA, ids=named)
 async def test_data(data: Any, kind: type[Exception], message: str, nowhere: Any):
     with pytest.raises(kind, match=message):
         await nowhere.add("n", data)
@@ -104,10 +129,14 @@ async def test_data(data: Any, kind: type[Exception], message: str, nowhere: Any
         await nowhere.add_bulk([{"name": "n", "data": 1}, {"name": "n", "data": data}])
 
 
-@pytest.mark.parametrize(("name", "kind", "message"), NAMES, ids=lambda value: f"{value!r:.40}")
+@pytest.mark.parametrize(("name", "kind", "message"), NAMES, ids=named)
 async def test_names(name: Any, kind: type[Exception], message: str, nowhere: Any):
     with pytest.raises(kind, match=message):
         await nowhere.add(name, 1)
+    with pytest.raises(kind, match=message):
+        await nowhere.add(name, 1, job_id="a")
+    with pytest.raises(kind, match=message):
+        await nowhere.upsert_repeatable_job(name, 1, repeat=RepeatPattern.every(1000))
     with pytest.raises(kind, match=rf"^jobs\[0\]: .*{message}"):
         await nowhere.add_bulk([{"name": name, "data": 1}])
 
@@ -132,18 +161,41 @@ async def test_names(name: Any, kind: type[Exception], message: str, nowhere: An
             r"jobs\[0\]: repeat is not taken in bulk",
         ),
     ],
-    ids=lambda value: f"{value!r:.40}",
+    ids=named,
 )
 async def test_bulk_entries(jobs: Any, kind: type[Exception], message: str, nowhere: Any):
     with pytest.raises(kind, match=f"^{message}"):
         await nowhere.add_bulk(jobs)
 
 
+EVERY = RepeatPattern.every(1000)
 CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda q: q.add("n", 1, missed_fires={"kind": "skip"}), ValueError, "missed_fires is only"),
     (lambda q: q.add("n", 1, unique_for=5), ValueError, "unique_for is only meaningful"),
     (lambda q: q.add("n", 1, job_id="a", unique_for=0.5), ValueError, "unique_for must be from 1"),
     (lambda q: q.add("n", 1, job_id="a", unique_for=True), TypeError, "unique_for must be seconds"),
+    (
+        lambda q: q.add_bulk([{"name": "n", "data": 1, "delay_ms": 5}], unique_for=5),
+        ValueError,
+        "unique_for is only meaningful with `job_id`, which no entry has",
+    ),
+    (
+        lambda q: q.add("n", 1, job_id="a", unique_for=HUGE),
+        ValueError,
+        "unique_for must be from 1",
+    ),
+    (lambda q: q.add("n", 1, repeat=EVERY, delay_ms=5), ValueError, "delay_ms is not taken with"),
+    (lambda q: q.add("n", 1, repeat=EVERY, unique_for=5), ValueError, "unique_for is not taken"),
+    (
+        lambda q: q.add("n", 1, repeat={**EVERY.to_dict(), "intervall": 5}),
+        ValueError,
+        "unknown key 'intervall' in repeat",
+    ),
+    (
+        lambda q: q.add("n", 1, repeat=EVERY, missed_fires={"kind": "skip", "max": 5}),
+        ValueError,
+        "unknown key 'max' in missed_fires",
+    ),
     (lambda q: q.add_unique("n", 1, job_id=None), ValueError, "job_id must be a non-empty"),
     (lambda q: q.add("n", 1, repeat=5), TypeError, "repeat must be a RepeatPattern or dict"),
     (lambda q: q.add("n", 1, repeat={"kind": "x"}), ValueError, "unknown pattern kind 'x'"),
@@ -177,19 +229,47 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda q: q.reschedule("a", delay_ms=True), TypeError, "delay_ms must be int"),
     (lambda q: q.cancel_delayed(5), TypeError, r"job_ids\[0\] must be a str, got int"),
     (lambda q: q.cancel_delayed_bulk("abc"), TypeError, "job_ids must be a list of ids"),
+    (lambda q: q.cancel_delayed_bulk({"a": 1}), TypeError, "job_ids must be a list of ids"),
+    (lambda q: q.cancel_delayed_bulk(None), TypeError, "job_ids must be a list .* got NoneType"),
+    (lambda q: q.cancel_delayed("\ud800"), ValueError, r"job_ids\[0\] holds a lone surrogate"),
+    (lambda q: q.get_job_result("\ud800"), ValueError, r"job_ids\[0\] holds a lone surrogate"),
+    (lambda q: q.counts("\ud800"), ValueError, "group holds a lone surrogate"),
+    (lambda q: q.counts(None), TypeError, "group must be a str, got NoneType"),
+    (lambda q: q.obliterate(force="no"), TypeError, "force must be a bool, got str"),
+    (lambda q: q.replay_dlq(dry_run=1), TypeError, "dry_run must be a bool, got int"),
+    (lambda q: q.delete_dlq(dry_run=None), TypeError, "dry_run must be a bool, got NoneType"),
     (lambda q: q.get_job_result_bulk(["a", None]), TypeError, r"job_ids\[1\] must be a str"),
     (lambda q: q.peek_dlq(-1), ValueError, "limit must be non-negative, got -1"),
     (lambda q: q.replay_dlq(1.5), TypeError, "limit must be an int, got float"),
     (lambda q: q.replay_dlq(True), TypeError, "limit must be an int, got bool"),
     (lambda q: q.delete_dlq(ids="1-1"), TypeError, "ids must be a list of DLQ ids"),
+    (lambda q: q.delete_dlq(ids=5), TypeError, "ids must be a list of DLQ ids, got int"),
+    (lambda q: q.delete_dlq(ids=[HUGE]), ValueError, r"ids\[0\] must be the id"),
     (lambda q: q.delete_dlq(ids=["x"]), ValueError, r"ids\[0\] must be the id of a dead job"),
     (lambda q: q.delete_dlq(ids=["\u0661-\u0661"]), ValueError, r"ids\[0\] must be the id"),
     (lambda q: q.replay_dlq(name=b"n"), TypeError, "name must be a str, got bytes"),
     (lambda q: q.replay_dlq(since="today"), TypeError, "since must be a datetime"),
     (lambda q: q.get_repeatable_jobs(-1), ValueError, "limit must be non-negative"),
     (lambda q: q.remove_repeatable_by_key(None), TypeError, "key must be a str"),
+    (lambda q: q.remove_repeatable_by_key("\ud800"), ValueError, "key holds a lone surrogate"),
+    (
+        lambda q: q.upsert_repeatable_job("n", 1, repeat=EVERY, key="\ud800"),
+        ValueError,
+        "key holds a lone surrogate",
+    ),
+    (
+        lambda q: q.upsert_repeatable_job("n", 1, repeat=EVERY, start_after_ms=HUGE),
+        ValueError,
+        "start_after_ms must be",
+    ),
     (lambda q: q.wait_for_result("a", timeout=0), ValueError, "timeout must be a positive"),
     (lambda q: q.wait_for_result("a", poll_interval=-1), ValueError, "poll_interval must be"),
+    (lambda q: q.wait_for_result("a", timeout="5"), TypeError, "timeout must be seconds, got str"),
+    (lambda q: q.wait_for_result("a", timeout=True), TypeError, "timeout must be seconds"),
+    (lambda q: q.wait_for_result([], timeout=1), TypeError, r"job_ids\[0\] must be a str"),
+    (lambda q: q.wait_for_end(None, timeout=1), TypeError, r"job_ids\[0\] must be a str"),
+    (lambda q: q.wait_for_end("a", poll_interval=None), TypeError, "poll_interval must be seconds"),
+    (lambda q: q.wait_for_end("a", since_ms="x"), ValueError, "since_ms must be a non-negative"),
 ]
 
 
@@ -245,11 +325,17 @@ async def test_nothing_is_sent(
         ({"on_full": "drop"}, ValueError, "on_full must be 'raise' or 'wait'"),
         ({"durable": "yes"}, ValueError, "durable must be a bool, 'disk' or 'replica'"),
         ({"durable": 1}, ValueError, "durable must be a bool, 'disk' or 'replica'"),
+        ({"durable": HUGE}, ValueError, "durable must be a bool, 'disk' or 'replica'"),
+        ({"on_full": HUGE}, ValueError, "on_full must be 'raise' or 'wait'"),
+        ({"max_delay_secs": -HUGE}, ValueError, "max_delay_secs must be a non-negative int"),
+        ({"tls": "no"}, TypeError, "tls must be a bool, got str"),
+        ({"credential_provider": "me"}, TypeError, "credential_provider must be a function"),
+        ({"tracing": True}, TypeError, "tracing must be a Tracing or None, got bool"),
         ({"request_timeout_s": 0}, ValueError, "request_timeout_s must be above 0"),
         ({"request_timeout_s": 3600}, ValueError, "request_timeout_s must be above 0 and at most"),
         ({"request_timeout_s": True}, TypeError, "request_timeout_s must be seconds"),
     ],
-    ids=lambda value: f"{value!r:.40}",
+    ids=named,
 )
 def test_settings(make: Any, options: dict[str, Any], kind: type[Exception], message: str):
     with pytest.raises(kind, match=message):

@@ -1,0 +1,188 @@
+"""Adds that wait for the disk or for a replica: together, on a connection of their own.
+
+The wait, WAITAOF or WAIT, is for what its link wrote before, and the server does nothing else for
+that link meanwhile. So what is to be confirmed goes out in one request with one wait behind it, and
+what comes while a wait is out shares the next one. Should the link be lost, all of it is sent once
+more: a server that lost jobs as it died is given them anew, and is then waited for.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from chasqui._core.reply import ReplyError
+from chasqui.adding import Durable
+from chasqui.blocking import BlockingConnection
+from chasqui.connection import Connection
+from chasqui.errors import OutcomeUnknownError
+from chasqui.request import Effect, Request, commands
+
+#: How long the disk or the replica may take to confirm.
+WAIT_MS: Final = 10_000
+
+
+class DurableRequest(Request):
+    """Chunks that are applied once however often they are sent, to be confirmed before they are
+    answered. The reply is the list of theirs and the answer to the wait behind them."""
+
+    __slots__ = ("durable",)
+
+    def __init__(self, chunks: Sequence[Request], durable: Durable) -> None:
+        for chunk in chunks:
+            # By its source: were the script unknown, the wait behind it would be for nothing.
+            if chunk.script is not None:
+                chunk.send_source()
+        frame = b"".join(chunk.frame for chunk in chunks)
+        super().__init__(frame, Effect.IDEMPOTENT, count=len(chunks), raises=False)
+        self.durable = durable
+
+
+def wait_words(durable: Durable, wait_ms: int) -> tuple[str | int, ...]:
+    """The command that waits for the disk or a replica."""
+    return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
+
+
+def check_confirmed(answer: Any, durable: Durable) -> None:
+    """Raise OutcomeUnknownError if the wait was in vain."""
+    if isinstance(answer, ReplyError):
+        raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {answer}")
+    if (answer[0] if durable == "disk" else answer) < 1:
+        raise OutcomeUnknownError(
+            f"the jobs were added, but no {durable} confirmed them within {WAIT_MS} ms"
+        )
+
+
+def _joined(requests: Sequence[DurableRequest]) -> Request:
+    """All of them, with one wait behind."""
+    wait = commands(wait_words(requests[0].durable, WAIT_MS), effect=Effect.READ)
+    return Request(
+        b"".join([*(request.frame for request in requests), wait.frame]),
+        Effect.IDEMPOTENT,
+        count=sum(request.count for request in requests) + 1,
+        raises=False,
+        timeout_s=WAIT_MS / 1000 + 10,
+    )
+
+
+def _parted(requests: Sequence[DurableRequest], replies: list[Any]) -> list[tuple[list[Any], Any]]:
+    """The reply to each of them."""
+    parts, start = [], 0
+    for request in requests:
+        parts.append((replies[start : start + request.count], replies[-1]))
+        start += request.count
+    return parts
+
+
+# ── On asyncio ──────────────────────────────────────────────────────────────────────────────────
+
+
+class DurableConnection(Connection):
+    """A connection on which durable requests share their waits."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._next: list[tuple[DurableRequest, asyncio.Future[Any]]] = []
+        self._is_waiting = False
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        if not isinstance(request, DurableRequest):
+            return super().submit(request)
+        loop = self.check_owner()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._next.append((request, future))
+        if not self._is_waiting:
+            self._is_waiting = True
+            loop.call_soon(self._wait)  # those of this turn go together
+        return future
+
+    def _wait(self) -> None:
+        """Send what has come; its reply sends what comes until then."""
+        taken = [(request, future) for request, future in self._next if not future.done()]
+        self._next = []
+        self._is_waiting = bool(taken)
+        if taken:
+            shared = _Shared(self, taken)
+            try:
+                self.post(_joined([request for request, _ in taken]), shared)
+            except Exception as error:
+                shared.set_exception(error)
+
+
+class _Shared:
+    """The outcome of a wait, for all that share it."""
+
+    def __init__(
+        self,
+        connection: DurableConnection,
+        taken: list[tuple[DurableRequest, asyncio.Future[Any]]],
+    ) -> None:
+        self._connection = connection
+        self._taken = taken
+
+    def done(self) -> bool:
+        return False  # whoever has gone: the next wait begins when this one is over
+
+    def set_result(self, replies: list[Any], /) -> None:
+        parts = _parted([request for request, _ in self._taken], replies)
+        for (_, future), part in zip(self._taken, parts, strict=True):
+            if not future.done():
+                future.set_result(part)
+        self._connection._wait()
+
+    def set_exception(self, error: Exception, /) -> None:
+        for _, future in self._taken:
+            if not future.done():
+                future.set_exception(error)
+        self._connection._wait()
+
+
+# ── On threads ──────────────────────────────────────────────────────────────────────────────────
+
+
+class BlockingDurableConnection(BlockingConnection):
+    """The same for threads: who waits, waits for all that came before it could."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: By process: a lock that another thread held at a fork stays held for ever.
+        self._lines: dict[int, _Line] = {}
+
+    def call(self, request: Request) -> Any:
+        if not isinstance(request, DurableRequest):
+            return super().call(request)
+        line = self._lines.setdefault(os.getpid(), _Line())
+        request.outcome = None
+        line.next.append(request)
+        with line.lock:
+            if request.outcome is None:
+                self._wait(line)
+        if isinstance(request.outcome, BaseException):
+            raise request.outcome
+        return request.outcome
+
+    def _wait(self, line: "_Line") -> None:
+        taken, line.next = line.next, []
+        outcome: BaseException | None = None
+        try:
+            replies = super().call(_joined(taken))
+            for request, part in zip(taken, _parted(taken, replies), strict=True):
+                request.outcome = part
+        except Exception as error:
+            outcome = error
+        except BaseException:
+            outcome = OutcomeUnknownError("the thread that waited for all was interrupted")
+            raise
+        finally:
+            if outcome is not None:
+                for request in taken:
+                    request.outcome = outcome
+
+
+class _Line:
+    """Durable requests of one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.next: list[DurableRequest] = []

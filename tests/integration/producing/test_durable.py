@@ -1,0 +1,183 @@
+"""Adds that wait for the disk or a replica."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from chasqui.errors import NotSupportedError, QueueFullError
+from chasqui.keys import Keys
+from chasqui.queue import Queue
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
+
+
+async def test_durable_needs_a_server_that_can(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+):
+    for durable in (True, "disk", "replica"):
+        queue = make_queue(durable=durable)
+        for options in ({}, {"job_id": "x"}, {"delay_ms": 5}):
+            with pytest.raises(NotSupportedError, match="durable="):
+                await queue.add("n", 1, **options)
+    assert redis.exists(keys.stream, keys.delayed) == 0
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+async def test_on_disk(
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+):
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    queue = queue_at(server.url, durable="disk")
+    await queue.add("n", 1)
+    await queue.add("n", 1, job_id="x")
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
+    await queue.add_bulk([{"name": "n", "data": n, "delay_ms": 90_000} for n in range(600)])
+    server.kill()
+    server.start()
+    with redis_py.Redis.from_url(server.url) as redis:
+        assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (602, 600)
+
+
+async def test_the_disk_is_waited_for_behind_every_chunk(
+    private_server: Callable[..., Server],
+    queue_at: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+):
+    """Also when the server has forgotten the script: chunks sent again would be behind it."""
+    server = private_server("valkey-9", appendonly="yes")
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url, durable="disk")
+    await queue.add("n", 1)
+    with redis_py.Redis.from_url(server.url) as redis:
+        redis.script_flush()
+    await queue.add_bulk([{"name": "n", "data": n} for n in range(1000)])
+    assert proxy.count("EVALSHA") == 0
+    assert proxy.commands[-5:] == [b"EVAL"] * 4 + [b"WAITAOF"]
+    assert proxy.commands.count(b"WAITAOF") == 3
+
+
+@pytest.mark.fault(10)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
+async def test_on_a_replica(
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+):
+    primary = private_server(kind, repl_diskless_sync_delay="0")
+    replica = private_server(kind)
+    with redis_py.Redis.from_url(replica.url) as copy:
+        copy.replicaof("127.0.0.1", primary.port)
+        while copy.info("replication")["master_link_status"] != "up":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        queue = queue_at(primary.url, durable="replica")
+        await queue.add("n", 1)
+        await queue.add_bulk([{"name": "n", "data": n} for n in range(600)])
+        assert copy.xlen(keys.stream) == 601
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+async def test_adds_at_once_share_their_waits(
+    kind: str,
+    private_server: Callable[..., Server],
+    queue_at: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    keys: Keys,
+):
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url, durable="disk")
+    await queue.add("n", 0)
+    before = proxy.count("WAITAOF")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(30))
+    proxy.stall()  # until all of them are there: threads come one after the other
+    adds = [asyncio.create_task(queue.add("n", n)) for n in range(20)]
+    adds += [asyncio.create_task(queue.add("n", n, job_id=f"id-{n}")) for n in range(5)]
+    adds += [asyncio.create_task(queue.add_bulk([{"name": "n", "data": 1}] * 600))]
+    while handed_over(queue) < len(adds):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    proxy.resume()
+    jobs = await asyncio.gather(*adds)
+    assert proxy.count("WAITAOF") - before <= 2
+    assert all(job.is_new for job in jobs[:-1])
+    with redis_py.Redis.from_url(server.url) as redis:
+        assert redis.xlen(keys.stream) == 626
+
+
+def handed_over(queue: Any) -> int:
+    """How many adds wait for the server, or for others that do."""
+    if isinstance(queue, Queue):
+        return len(asyncio.all_tasks())  # they all start in the next turn of the loop
+    (line,) = queue.queue._durable._lines.values()
+    return len(line.next) + line.lock.locked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
+async def test_nothing_else_waits_behind_an_add_that_is_not_confirmed_yet(
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any]
+):
+    primary = private_server(kind, repl_diskless_sync_delay="0")
+    replica = private_server(kind)
+    with redis_py.Redis.from_url(replica.url) as copy:
+        copy.replicaof("127.0.0.1", primary.port)
+        while copy.info("replication")["master_link_status"] != "up":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    queue = queue_at(primary.url, durable="replica")
+    await queue.add("n", 1)
+    os.kill(replica.pid, signal.SIGSTOP)
+    try:
+        adding = asyncio.create_task(queue.add("n", 2))
+        while (await queue.counts()).waiting < 2:
+            assert not adding.done()
+        assert not adding.done()
+    finally:
+        os.kill(replica.pid, signal.SIGCONT)
+    assert (await adding).is_new
+
+
+async def test_no_room(
+    private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+):
+    """A batch is refused as a whole, and one that fits is added once though it asks first."""
+    server = private_server("valkey-9", appendonly="yes", appendfsync="always")
+    queue = queue_at(server.url, durable="disk", max_backlog=700)
+    rows = [{"name": "n", "data": n} for n in range(600)]
+    assert len(await queue.add_bulk(rows)) == 600
+    for jobs in (rows, rows[:101]):
+        with pytest.raises(QueueFullError):
+            await queue.add_bulk(jobs)
+    await queue.add("n", 1, job_id="x")
+    with redis_py.Redis.from_url(server.url) as redis:
+        assert redis.xlen(keys.stream) == 601
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+async def test_what_a_dead_server_lost_is_added_again(
+    kind: str,
+    private_server: Callable[..., Server],
+    queue_at: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    keys: Keys,
+):
+    """Chunks that were answered by a server that then died must not count as confirmed by the one
+    that takes its place."""
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    other = private_server(kind, appendonly="yes", appendfsync="always")
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url, durable="disk", max_backlog=10_000)
+    await queue.add("n", 0)
+    proxy.fail(Fault.HOLD_BEFORE, "WAITAOF")
+    adding = asyncio.create_task(queue.add_bulk([{"name": "n", "data": n} for n in range(600)]))
+    await asyncio.to_thread(proxy.wait_for, lambda: proxy.is_held)
+    proxy.point_to(other.url)
+    proxy.resume()
+    jobs = await adding
+    assert len({job.id for job in jobs}) == 600
+    with redis_py.Redis.from_url(other.url) as redis:
+        assert redis.xlen(keys.stream) == 600
