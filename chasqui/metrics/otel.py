@@ -19,6 +19,7 @@ from chasqui.metrics.sink import (
     JobOutcome,
     LockOutcome,
     MetricsSink,
+    Names,
     OutcomeKind,
     PromoterTick,
     ReaderBatch,
@@ -42,6 +43,7 @@ class OtelSink(MetricsSink):
         self._own: dict[str, Any] = {"messaging.system": SYSTEM}
         if queue is not None:
             self._own["messaging.destination.name"] = queue
+        self._names = Names()
         self._completed = meter.create_counter("chasqui.jobs.completed", "{run}")
         self._failed = meter.create_counter("chasqui.jobs.failed", "{run}")
         self._duration = meter.create_histogram("messaging.process.duration", "s")
@@ -68,7 +70,7 @@ class OtelSink(MetricsSink):
         self._reclaimed.add(batch.reclaimed, self._own)
 
     def job_outcome(self, outcome: JobOutcome, /) -> None:
-        attributes = self._with({"chasqui.job.name": outcome.name})
+        attributes = self._with({"chasqui.job.name": self._names.counted(outcome.name)})
         if outcome.kind is OutcomeKind.OK:
             self._completed.add(1, attributes)
         else:
@@ -76,11 +78,12 @@ class OtelSink(MetricsSink):
         self._duration.record(outcome.handler_duration_us / 1e6, attributes)
 
     def retry_scheduled(self, retry: RetryScheduled, /) -> None:
-        self._retries.add(1, self._with({"chasqui.job.name": retry.name}))
+        self._retries.add(1, self._with({"chasqui.job.name": self._names.counted(retry.name)}))
         self._backoff.record(retry.backoff_ms / 1000, self._own)
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
-        facts = {"chasqui.job.name": routed.name, "chasqui.dlq.reason": routed.reason}
+        name = self._names.counted(routed.name)
+        facts = {"chasqui.job.name": name, "chasqui.dlq.reason": routed.reason}
         self._dlq.add(1, self._with(facts))
 
     def _with(self, attributes: Mapping[str, Any]) -> dict[str, Any]:

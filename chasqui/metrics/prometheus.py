@@ -21,6 +21,7 @@ from chasqui.metrics.sink import (
     JobOutcome,
     LockOutcome,
     MetricsSink,
+    Names,
     OutcomeKind,
     PromoterTick,
     ReaderBatch,
@@ -36,10 +37,6 @@ BACKOFF_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300
 BATCH_BUCKETS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1000.0)
 #: A loop that answers later than this is told to be this late.
 LOOP_LAG_MAX_S: Final = 1.0
-#: Names come from producers, who may make up any number of them; each is a dozen series here and in
-#: Prometheus, for good. Those that come later than so many are counted as one.
-NAMES_MAX: Final = 1000
-OTHER_NAMES: Final = "(other)"
 
 
 class Families:
@@ -55,7 +52,7 @@ class Families:
             return kind(name, text, (*own, *labels), registry=registry, **options)
 
         self.labels = tuple(labels)
-        self._names: set[str] = set()
+        self.names = Names()
         self.completed = make(
             Counter, "chasquimq_jobs_completed", "Runs whose handler returned.", "name"
         )
@@ -108,14 +105,6 @@ class Families:
         self.lock_lost = make(
             Counter, "chasquimq_promoter_lock_lost", "Times that this promoter ceased to lead."
         )
-
-    def name_of(self, name: str) -> str:
-        """What jobs of this name are counted as."""
-        if name not in self._names:
-            if len(self._names) >= NAMES_MAX:
-                return OTHER_NAMES
-            self._names.add(name)
-        return name
 
 
 _families: WeakKeyDictionary[CollectorRegistry, Families] = WeakKeyDictionary()
@@ -174,7 +163,7 @@ class PrometheusSink(MetricsSink):
             self._of(self._families.reclaimed).inc(batch.reclaimed)
 
     def job_outcome(self, outcome: JobOutcome, /) -> None:
-        families, name = self._families, self._families.name_of(outcome.name)
+        families, name = self._families, self._families.names.counted(outcome.name)
         if outcome.kind is OutcomeKind.OK:
             self._of(families.completed, name=name).inc()
         else:
@@ -182,11 +171,11 @@ class PrometheusSink(MetricsSink):
         self._of(families.duration, name=name).observe(outcome.handler_duration_us / 1e6)
 
     def retry_scheduled(self, retry: RetryScheduled, /) -> None:
-        self._of(self._families.retries, name=self._families.name_of(retry.name)).inc()
+        self._of(self._families.retries, name=self._families.names.counted(retry.name)).inc()
         self._of(self._families.backoff).observe(retry.backoff_ms / 1000)
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
-        name = self._families.name_of(routed.name)
+        name = self._families.names.counted(routed.name)
         self._of(self._families.dlq, reason=routed.reason, name=name).inc()
 
     def _of(self, metric: Any, **labels: str) -> Any:

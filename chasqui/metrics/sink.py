@@ -7,7 +7,7 @@ import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,27 @@ class MetricsSink:
     def retry_scheduled(self, retry: RetryScheduled, /) -> None: ...
 
     def dlq_routed(self, routed: DlqRouted, /) -> None: ...
+
+
+#: Names come from producers, who may make up any number of them, and a series is for good where it
+#: is counted. Those that come later than so many are counted as one.
+NAMES_MAX: Final = 1000
+OTHER_NAMES: Final = "(other)"
+
+
+class Names:
+    """The names under which jobs are counted: the first that come."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def counted(self, name: str) -> str:
+        """What a job of this name is counted as."""
+        if name not in self._known:
+            if len(self._known) >= NAMES_MAX:
+                return OTHER_NAMES
+            self._known.add(name)
+        return name
 
 
 class NoopSink(MetricsSink):

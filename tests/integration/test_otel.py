@@ -20,6 +20,7 @@ from chasqui import Job, JobFailedError, Queue, UnrecoverableError, Worker, sync
 from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.traced import TracedHandlers
 from chasqui.keys import Keys
+from chasqui.metrics import RetryScheduled
 from chasqui.metrics.otel import OtelSink, OtelTracing
 from tests.servers import Server
 
@@ -318,6 +319,23 @@ class Broken:
             raise BufferError("no span ends")
 
     processing = sending
+
+
+def test_names_without_end_are_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chasqui.metrics.sink.NAMES_MAX", 2)
+    reader = InMemoryMetricReader()
+    sink = OtelSink(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
+    for name in ("a", "b", "c", "d", "a"):
+        sink.retry_scheduled(RetryScheduled(attempt=1, backoff_ms=1, name=name))
+    data = reader.get_metrics_data()
+    assert data is not None
+    points: dict[Any, Any] = {
+        point.attributes["chasqui.job.name"]: point.value  # type: ignore[union-attr, index]
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == "chasqui.retries.scheduled"
+        for point in metric.data.data_points
+    }
+    assert points == {"a": 2, "b": 1, "(other)": 2}
 
 
 @pytest.mark.parametrize("where", ["begin", "end"])

@@ -138,7 +138,7 @@ def test_a_queue_may_be_a_label(registry: CollectorRegistry) -> None:
 def test_names_without_end_are_counted_as_one(
     registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chasqui.metrics.prometheus.NAMES_MAX", 2)
+    monkeypatch.setattr("chasqui.metrics.sink.NAMES_MAX", 2)
     sink = PrometheusSink(registry=registry)
     for name in ("a", "b", "c", "d", "a"):
         sink.job_outcome(JobOutcome(OutcomeKind.OK, 1, 10, name))
