@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,16 @@ from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remot
 pytest_plugins = ["tests.faults.plugin"]
 
 _REMOTE = {server.name: server for server in remote_servers()}
+_HERE = Path(__file__).parent
+#: Folders of which nothing belongs to the everyday part: processes, faults, another environment.
+_SLOW = frozenset({_HERE / "crash", _HERE / "faults", _HERE / "interop"})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent in _SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

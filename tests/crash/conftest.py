@@ -22,26 +22,6 @@ ROOT = Path(__file__).parents[2]
 #: How long a test waits for a fact before it fails.
 WAIT_S = 40.0
 LEASE_MS = 1000
-#: The servers on which tests of processes run every day; on the others they are slow tests.
-EVERY_DAY = {
-    "test_worker_lost": ("valkey-9", "redis-8.6"),
-    "test_deploys": ("redis-8.6",),
-    "test_server_lost": ("valkey-9",),
-}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        kinds = EVERY_DAY.get(item.path.stem)
-        if (
-            kinds
-            and item.path.parent == Path(__file__).parent
-            and isinstance(item, pytest.Function)
-        ):
-            chosen = item.callspec.params
-            if chosen.get("server", chosen.get("kind")) not in kinds:
-                item.add_marker(pytest.mark.slow)
 
 
 def eventually(fact: Callable[[], object], what: str, *, limit_s: float = WAIT_S) -> None:

@@ -18,14 +18,6 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-interop" / "bin" / "python"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs another environment is none of the everyday part."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="session")
 def interop_python() -> Path:
     """The Python that has chasquimq."""

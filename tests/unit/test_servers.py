@@ -191,6 +191,7 @@ def test_server_ends_with_its_process_even_by_sigkill(valkey_9: Server) -> None:
                 assert connection.recv(1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
 def test_missing_server_skips_here_and_fails_in_ci(
     empty_machine: Path, ci: str, outcome: str
