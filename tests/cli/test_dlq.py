@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cli.conftest import Chasqui, run_in_terminal
 from tests.servers import Server
 
@@ -21,6 +23,7 @@ def test_peek_lists_the_dead_and_counts_their_reasons(
     assert chasqui("dlq", "peek", queue_name, "--until", "1h").out == "no dead jobs\n"
 
 
+@pytest.mark.slow
 def test_peek_in_a_terminal_leaves_ids_whole(
     valkey_9: Server, queue_name: str, bury: Callable[..., str]
 ) -> None:

@@ -24,6 +24,7 @@ def wait_for_entry(url: str, queue_name: str) -> None:
         assert client.xread({Keys(queue_name).stream: "0"}, block=20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_promoter_promotes_many_queues_until_it_is_told_to_end(
     chasqui: Chasqui, valkey_9: Server, queue_name: str, number: int
@@ -43,6 +44,7 @@ def test_promoter_promotes_many_queues_until_it_is_told_to_end(
         assert client.get(Keys(queue_name).promoter_lock) is None
 
 
+@pytest.mark.slow
 def test_scheduler_fires_until_it_is_told_to_end(
     chasqui: Chasqui, valkey_9: Server, queue_name: str
 ) -> None:
@@ -71,6 +73,7 @@ def ask(port: int, path: str = "/healthz") -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error) if error.code == 503 else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
 def test_health_is_told_over_http(
     program: str, valkey_9: Server, queue_name: str, processes: list[str]
@@ -91,6 +94,7 @@ def test_health_is_told_over_http(
     assert all(json.loads(line)["level"] == "info" for line in ended.err.splitlines())
 
 
+@pytest.mark.slow
 def test_health_of_a_worker_without_its_server(
     program: str, private_server: Any, queue_name: str
 ) -> None:

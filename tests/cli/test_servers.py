@@ -18,6 +18,7 @@ from tests.cli.conftest import Chasqui, call, environment, run, run_in_terminal
 from tests.servers import Server
 
 
+@pytest.mark.slow
 def test_demo_tells_what_it_did() -> None:
     ran = run("demo", "--jobs", "1000")
     assert ran.code == 0
@@ -44,6 +45,7 @@ def test_demo_fits_a_terminal() -> None:
     assert re.search(told, shown.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_server_runs_until_it_is_told_to_end(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "chasqui", "server"]
@@ -59,6 +61,7 @@ def test_server_runs_until_it_is_told_to_end(number: signal.Signals) -> None:
     assert (process.returncode, told) == (0, "")
 
 
+@pytest.mark.slow
 def test_server_that_ends_by_itself_is_an_error() -> None:
     command = [sys.executable, "-m", "chasqui", "server"]
     with subprocess.Popen(

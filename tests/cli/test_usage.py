@@ -118,6 +118,7 @@ def test_documentation_lists_every_command_and_no_other() -> None:
     assert sorted(listed) == sorted(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", some_quick(CALLS))
 def test_runs_piped_and_in_a_terminal_of_80_columns(
     server: Server, queue_name: str, line: str
@@ -183,6 +184,7 @@ def test_mistake_is_one_sentence_and_exit_code_2(
     assert told in ran.err
 
 
+@pytest.mark.slow
 def test_mistake_of_a_process_is_one_sentence_and_exit_code_2() -> None:
     ran = run("inspect", "no{braces}")
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)

@@ -55,6 +55,7 @@ def test_watch_prints_a_line_for_each_look(chasqui: Chasqui, queue_name: str) ->
     assert [row[1:4] for row in ran.rows] == [["1", "0", "0"]] * 3
 
 
+@pytest.mark.slow
 def test_watch_prints_json_lines_on_every_server(
     server: Server | RemoteServer, queue_name: str
 ) -> None:
@@ -127,6 +128,7 @@ def test_events_are_chosen_by_name_and_kind(chasqui: Chasqui, lived: str) -> Non
     assert [json.loads(line) for line in later.out.splitlines()] == told[1:]
 
 
+@pytest.mark.slow
 def test_events_are_followed_from_the_start_until_told_to_end(lived: str, valkey_9: Server) -> None:
     url = valkey_9.url
     with running("events", lived, "--from", "0", "--event", "completed", url=url) as process:
@@ -203,6 +205,7 @@ def _in_a_process(command: str, queue_name: str, job_id: str, url: str) -> Ran:
 # ── top ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_top_shows_queues_and_obeys_keys(
     chasqui: Chasqui, valkey_9: Server, queue_name: str, bury: Callable[..., str]
 ) -> None:
