@@ -110,6 +110,7 @@ def test_decoder_takes_every_width(id, payload, created_at_ms, attempt, header, 
     assert msgpack.unpackb(encoded) == [*expected[:4], [attempt, None]]
 
 
+@pytest.mark.slow
 @given(RETRY, st.lists(VALUES, max_size=2), st.lists(VALUES, max_size=2))
 def test_what_a_newer_peer_puts_behind_retry_and_backoff_is_ignored(retry, more, further):
     max_attempts, backoff = retry

@@ -34,6 +34,7 @@ def test_recordings_are_many_and_of_every_type():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.fault(45)
 @pytest.mark.parametrize("shaped", [False, True], ids=["plain", "shaped"])
 def test_a_reply_cut_anywhere_gives_the_same_objects(shaped: bool):
