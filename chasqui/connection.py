@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from chasqui._core.reply import ReplyError
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.dialler import Dialler
-from chasqui.errors import ChasquiError, ClosedError, OutcomeUnknownError, UnreachableError
+from chasqui.errors import ClosedError, OutcomeUnknownError, UnreachableError
 from chasqui.link import Link
 from chasqui.policy import (
     REQUEST_TIMEOUT_S as REQUEST_TIMEOUT_S,
@@ -372,7 +372,7 @@ class Connection:
             if link is None or link.is_retired or link is self._link:
                 try:
                     link = self._adopt(await self._dialler.open(self.endpoint.at(*node)))
-                except (OSError, ChasquiError):
+                except Exception:
                     self._hold(request)
                     return
         if request not in self._held or link.is_retired:
@@ -430,9 +430,11 @@ class Connection:
                     if is_final(error, was_connected=dialler.was_connected):
                         self._fail_waiting(dial_failure(self.endpoint, error))
                     continue
-                if not link.is_retired:
-                    self._link = link
-                    break
+                if link.is_retired:  # it broke as it was handed over
+                    dialler.link_down()
+                    continue
+                self._link = link
+                break
         finally:
             self._dialling = None
         self._flush()

@@ -38,6 +38,8 @@ _BYTES_PER_CALL: Final = 4 << 20
 EMPTY_POLL_S: Final = 3.0
 #: When to look again after another scheduler was seen at work, or a fire's answer was lost.
 _LOOK_AGAIN_S: Final = 0.05
+#: A longer count of fires is none: the script could not count on.
+_FIRED_DIGITS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class SchedulerDuty(Duty):
 
     async def _turn(self) -> float:
         keys, lease = self._keys, self.lease
+        is_freed = self._bell.take_ring()  # always: a ring that nobody takes ends every sleep
         if self._is_empty:
             # Where there is nothing to fire nobody needs to lead.
             count = await self.connection.execute("ZCARD", keys.repeat, effect=Effect.READ)
@@ -117,7 +120,7 @@ class SchedulerDuty(Duty):
                 return max(EMPTY_POLL_S, self._config.tick_interval_ms / 1000)
             self._is_empty = False
         was_leader = lease.is_held
-        if not await lease.hold(self.connection, is_freed=self._bell.take_ring()):
+        if not await lease.hold(self.connection, is_freed=is_freed):
             self._bell.listen(lease.freed, lease.free_in_s)
             return lease.next_step_s
         now_s = monotonic()
@@ -302,7 +305,7 @@ def _read(
     encoded, fired, retry = content
     if encoded is None:
         raise ValueError("its hash has no field `spec`")
-    if fired is not None and not fired.isdigit():
+    if fired is not None and (not fired.isdigit() or len(fired) > _FIRED_DIGITS):
         raise ValueError(f"its count of fires is {fired!r}")
     if due_ms < 0:
         raise ValueError("its score is no time")

@@ -73,7 +73,7 @@ class Queue:
         self._tracing = tracing
         self._credential_provider = credential_provider
         # Connections for threads that wait for jobs: those that no thread uses right now.
-        self._followers: list[BlockingConnection] = []
+        self._spare: list[BlockingConnection] = []
         self._plans = Plans(keys, max_stream_len)
         self._max_delay_s = drafts.check_max_delay(max_delay_secs)
         endpoint = Endpoint.parse(redis_url, tls=tls)
@@ -98,8 +98,8 @@ class Queue:
         self._connection.close()
         if self._durable is not None:
             self._durable.close()
-        while self._followers:
-            self._followers.pop().close()
+        while self._spare:
+            self._spare.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -400,7 +400,7 @@ class Queue:
     def _following(self, job_id: str, since_ms: int | None) -> Iterator[Follower]:
         """A reader of the job's events, on a connection that no other thread uses meanwhile."""
         try:
-            connection = self._followers.pop()
+            connection = self._spare.pop()
         except IndexError:
             connection = BlockingConnection(
                 self._connection.endpoint,
@@ -414,7 +414,7 @@ class Queue:
             if self.is_closed:
                 connection.close()
             else:
-                self._followers.append(connection)
+                self._spare.append(connection)
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 

@@ -154,8 +154,10 @@ class Engine:
         given up."""
         self._stop.set()
         self._patience_s = CANCELLED_S
-        if self._waiting is not None and not self.connection.is_connected:
-            self._waiting.reschedule(asyncio.get_running_loop().time() + CANCELLED_S)
+        waiting = self._waiting
+        if waiting is not None and not waiting.expired() and not self.connection.is_connected:
+            at_s = asyncio.get_running_loop().time() + CANCELLED_S
+            waiting.reschedule(min(at_s, waiting.when() or at_s))
 
     def stop_now(self) -> None:
         """Cut the drain short: handlers that still run are cancelled."""
@@ -173,7 +175,8 @@ class Engine:
         self.is_running = True
         tasks: list[asyncio.Task[Any]] = []
         try:
-            await self._connect()
+            if not await self._connect():
+                return
             self.holdings.renewed(time.monotonic())
             self._heartbeat.start()
             self._dispatcher.start()
@@ -213,8 +216,21 @@ class Engine:
                     await asyncio.wait_for(self._end_duties.wait(), wait_s)
                 wait_s = min(wait_s * 2, DUTY_AGAIN_MAX_S)
 
-    async def _connect(self) -> None:
-        """The first connection: a wrong URL or password is an error, not something to wait out."""
+    async def _connect(self) -> bool:
+        """The first connection: a wrong URL or password is an error, not something to wait out.
+        False if it was stopped before that came about."""
+        greeting = asyncio.ensure_future(self._greet())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({greeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if greeting.done():
+                greeting.result()
+            return greeting.done()
+        finally:
+            greeting.cancel()
+            stopped.cancel()
+
+    async def _greet(self) -> None:
         await self.connection.connect()
         # Where INFO is refused nothing is said: whoever sets up users knows the server.
         info = commands(("INFO", "memory"), effect=Effect.READ, raises=False)
@@ -290,7 +306,7 @@ class Engine:
         if acks or moves:
             queue = self.keys.queue
             logger.warning(
-                "%d acks and %d moves of queue %s never reached the server: those jobs run again",
+                "%d acks and %d moves of queue %s were not confirmed: those jobs may run again",
                 acks,
                 moves,
                 queue,

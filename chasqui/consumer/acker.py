@@ -62,7 +62,7 @@ class Acker:
         self._on_lost = on_lost
         self._ids: list[bytes] = []
         self._results: list[tuple[bytes, bytes, bytes]] = []  # entry id, key, value
-        self._inflight: set[Batch] = set()
+        self._inflight: set[AckBatch] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -76,9 +76,10 @@ class Acker:
         return len(self._ids) + len(self._results) + sum(len(batch.ids) for batch in self._inflight)
 
     def ids(self) -> Iterator[bytes]:
-        results = [entry_id for entry_id, _, _ in tuple(self._results)]
+        # In the order in which they move on, so that the heartbeat's thread misses none.
+        ids, results = tuple(self._ids), tuple(self._results)
         batches = [batch.ids for batch in tuple(self._inflight)]
-        return itertools.chain(tuple(self._ids), results, *batches)
+        return itertools.chain(ids, (entry_id for entry_id, _, _ in results), *batches)
 
     def done(self, entry_id: bytes) -> None:
         """The entry's run is over and nothing is to be kept of it."""
@@ -106,12 +107,12 @@ class Acker:
         while self._results:
             part, self._results = self._results[:RESULT_BATCH], self._results[RESULT_BATCH:]
             count += len(part)
-            self._post(Batch(self, [entry_id for entry_id, _, _ in part], part))
+            self._post(AckBatch(self, [entry_id for entry_id, _, _ in part], part))
         if self._ids:
             ids, self._ids = self._ids, []
             count += len(ids)
             for start in range(0, len(ids), ACK_BATCH):
-                self._post(Batch(self, ids[start : start + ACK_BATCH]))
+                self._post(AckBatch(self, ids[start : start + ACK_BATCH]))
         return count
 
     async def drain(self) -> None:
@@ -127,7 +128,7 @@ class Acker:
         self._timer = None
         self.run_once()
 
-    def _post(self, batch: "Batch") -> None:
+    def _post(self, batch: "AckBatch") -> None:
         self._empty.clear()
         self._inflight.add(batch)
         try:
@@ -136,7 +137,7 @@ class Acker:
         except Exception as error:
             batch.set_exception(error)
 
-    def _request(self, batch: "Batch") -> Request:
+    def _request(self, batch: "AckBatch") -> Request:
         stream = self._keys.stream
         owner = [self._group, self._consumer_id]
         if batch.results is not None:
@@ -170,7 +171,7 @@ class Acker:
             scripts.ACK, [stream], arguments, Effect.IDEMPOTENT, timeout_s=sure_for_s
         )
 
-    def _finished(self, batch: "Batch", lost: list[bytes]) -> None:
+    def _finished(self, batch: "AckBatch", lost: list[bytes]) -> None:
         self._inflight.discard(batch)
         batch.request = None  # which holds the batch: it would wait for the garbage collector
         if lost:
@@ -178,7 +179,7 @@ class Acker:
         if not self._inflight and not self._ids and not self._results:
             self._empty.set()
 
-    def _failed(self, batch: "Batch", error: Exception) -> None:
+    def _failed(self, batch: "AckBatch", error: Exception) -> None:
         """It may or may not have been applied: ask again, for those that are still ours."""
         if self._connection.is_closed or "NOGROUP" in str(error):
             # With the group went what we held: it is delivered anew if it is still in the stream.
@@ -201,12 +202,12 @@ class Acker:
             "the server would not store the results of %d jobs", count, results=count
         )
 
-    def _again(self, batch: "Batch") -> None:
+    def _again(self, batch: "AckBatch") -> None:
         if batch in self._inflight:
             self._post(batch)
 
 
-class Batch:
+class AckBatch:
     """Acknowledgements on their way; takes their reply."""
 
     __slots__ = ("_acker", "ids", "is_fenced", "must_fence", "request", "results", "sent_s")

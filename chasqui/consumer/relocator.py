@@ -99,8 +99,9 @@ class Relocator:
         return len(self._moves) + sum(len(batch.moves) for batch in self._inflight)
 
     def ids(self) -> Iterator[bytes]:
-        batches = [batch.moves for batch in tuple(self._inflight)]
-        return (move.entry.id for moves in (tuple(self._moves), *batches) for move in moves)
+        # In the order in which they move on, so that the heartbeat's thread misses none.
+        parts = [self._moves[:], *(batch.moves for batch in tuple(self._inflight))]
+        return (move.entry.id for moves in parts for move in moves)
 
     def move(self, move: Move) -> None:
         """Move an entry, together with the others of this turn."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chasqui import Job, UnrecoverableError, Worker
-from chasqui.consumer.acker import Acker, Batch
+from chasqui.consumer.acker import AckBatch, Acker
 from tests.ledger import Ledger
 
 SETTINGS = "CRASH_TEST_WORKER"
@@ -136,7 +136,7 @@ def die_before_flush(ledger: Ledger, who: str, flushes: int) -> None:
     post = Acker._post
     left = flushes
 
-    def post_or_die(acker: Acker, batch: Batch) -> None:
+    def post_or_die(acker: Acker, batch: AckBatch) -> None:
         nonlocal left
         left -= 1
         if left == 0:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chasqui import scripts
+from chasqui import dialler, scripts
 from chasqui.connection import Connection
 from chasqui.errors import (
     AuthenticationError,
@@ -20,6 +20,7 @@ from chasqui.errors import (
     ServerError,
     UnreachableError,
 )
+from chasqui.link import Link, open_link
 from chasqui.request import Effect, Request, commands
 from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
@@ -247,6 +248,27 @@ async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     with pytest.raises(UnreachableError):
         await connection.submit(echo("x"))
     assert 2 <= proxy.accepted <= 8
+
+
+async def test_links_that_break_as_they_are_handed_over_are_not_dialled_in_a_hot_loop(
+    redis_86: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dials = 0
+
+    async def open_broken(*arguments: Any) -> Link:
+        nonlocal dials
+        dials += 1
+        link = await open_link(*arguments)
+        link.abort()
+        return link
+
+    connection = connect(redis_86.url, request_timeout_s=1.0)
+    await connection.connect()
+    monkeypatch.setattr(dialler, "open_link", open_broken)
+    await connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
+    with pytest.raises(UnreachableError):
+        await connection.execute("PING", effect=Effect.READ)
+    assert 1 < dials < 20
 
 
 @pytest.mark.fault(6)

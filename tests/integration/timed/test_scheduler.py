@@ -574,6 +574,18 @@ async def test_followers_take_over_at_once_when_the_leader_leaves(
     assert not await redis("EXISTS", keys.scheduler_lock)
 
 
+async def test_a_ring_is_taken_also_where_nothing_is_left_to_fire(
+    make_scheduler: MakeScheduler,
+):
+    """A ring that is left ends every sleep at once."""
+    duty = make_scheduler()
+    duty._bell.listen(duty.lease.freed, 0.01)
+    await asyncio.wait(duty._bells(), timeout=WAIT_S)
+    assert await duty._turn() > 0
+    assert [bell for bell in duty._bells() if bell.done()] == []
+    await duty._end()
+
+
 async def test_a_standalone_scheduler_runs_until_it_is_shut_down(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue
 ):
