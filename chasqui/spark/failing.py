@@ -28,12 +28,15 @@ from chasqui.keys import (
     EVENT_BACKOFF_MS,
     NAME,
     REASON,
+    RUN_BEFORE,
     SOURCE_ID,
+    TRACEPARENT,
     Keys,
 )
 from chasqui.request import Effect, Request, commands
 from chasqui.spark.link import connected
 from chasqui.spark.verbs import CHUNK, of_server
+from chasqui.tracing import carried_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,6 +104,7 @@ class _Mover:
         failure = Failure(is_final=is_final, detail=self._reason)
         for start in range(0, len(ids), CHUNK):
             retries: list[Any] = []
+            traces: list[bytes] = []
             burials: list[Any] = []
             again: list[tuple[Entry, RunAgain]] = []
             buried: list[tuple[Entry, str]] = []
@@ -115,13 +119,18 @@ class _Mover:
                 if isinstance(verdict, RunAgain):
                     envelope = entry.with_attempt(verdict.attempt)
                     member = encode_delayed_member(entry.name, envelope)
-                    retries += (entry.id, verdict.delay_ms, member, "")
+                    trace = b" ".join(carried_by(entry))
+                    if trace:
+                        traces.append(self._keys.trace(entry.job_id))
+                    retries += (entry.id, verdict.delay_ms, member, trace)
                     again.append((entry, verdict))
                 elif isinstance(verdict, Bury):
                     burials += self._burial(entry, verdict.reason)
                     buried.append((entry, verdict.reason))
             keys = self._keys
             names = [keys.stream, keys.delayed, keys.wake]
+            if traces:
+                names += (keys.traces, *traces)
             arguments = [*self._owner, *retries]
             flags = self._move(scripts.RETRY, names, arguments, retries, "retried", counts)
             self._tell_retries(compress(again, flags))
@@ -149,6 +158,8 @@ class _Mover:
         if reason != RETRIES_EXHAUSTED:
             fields += (DETAIL, self._reason)
         fields += (ERROR, self._reason)
+        for field, context in zip((TRACEPARENT, RUN_BEFORE), carried_by(entry), strict=False):
+            fields += (field, context)
         return [entry.id, len(fields), *fields]
 
     def _move(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from ulid import ULID
 
-from chasqui._core.envelope import decode_envelope
+from chasqui._core.envelope import decode_envelope, encode_envelope, encode_retry
 from chasqui._core.ulid import UlidFactory
+from chasqui.payload import encode
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -352,6 +353,12 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
     redis = Redis(each_server.url, queue_name)
     with Queue(queue_name, redis_url=each_server.url) as queue:
         queue.add_bulk([{"name": "m", "data": {"n": i}, "attempts": 1 + i % 2} for i in range(90)])
+    # As a producer with tracing adds them: one is to be buried, one to be retried.
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for n, attempts in ((90, 1), (93, 2)):
+        retry = encode_retry(attempts, None)
+        envelope = encode_envelope(f"traced-{n}", encode({"n": n}), 1_700_000_000_000, 0, retry)
+        redis("XADD", redis.keys.stream, "*", "d", envelope, "n", "m", "traceparent", parent)
     moved: list[dict[str, int]] = []
 
     def handle(df: Any, batch: int) -> None:
@@ -376,16 +383,18 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
         .start()
     )
     query.awaitTermination()
-    assert moved[0] == {"retried": 15, "buried": 15, "lost": 0}
+    assert moved[0] == {"retried": 16, "buried": 16, "lost": 0}
     assert moved[1]["retried"] == moved[1]["buried"] == 0
-    assert redis("ZCARD", redis.keys.delayed) == 15
-    assert redis("XLEN", redis.keys.dlq) == 15
+    assert redis("ZCARD", redis.keys.delayed) == 16
+    assert redis("XLEN", redis.keys.dlq) == 16
     assert redis("XLEN", redis.keys.stream) == 0
     assert redis("XPENDING", redis.keys.stream, "default")[0] == 0
+    assert redis("GET", redis.keys.trace("traced-93")) == parent.encode()
+    *_, (_, dead) = redis("XRANGE", redis.keys.dlq, "-", "+")
+    assert dict(zip(dead[::2], dead[1::2], strict=True))[b"traceparent"] == parent.encode()
 
 
 def test_results_are_joined_to_rows(spark: Any, redis_86: Server, queue_name: str):
-    from chasqui.payload import encode
     from chasqui.spark import with_results
 
     redis = Redis(redis_86.url, queue_name)
