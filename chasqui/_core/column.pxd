@@ -39,3 +39,4 @@ cdef class Column:
 
 cdef char* reserve(Block* block, Py_ssize_t size) except NULL
 cdef bytes take_block(Block* block)
+cdef bytes mended(const char* text, Py_ssize_t size)

@@ -69,11 +69,12 @@ cdef class Column:
     cdef int put_text(self, const char* text, Py_ssize_t size) except -1:
         """The next value, out of the text that the server sent."""
         cdef int64_t number
+        cdef bytes whole
         if self.kind == TEXT:
             if is_ascii(text, size):
                 return self.put_bytes(text, size)
-            mended = text[:size].decode("utf-8", "replace").encode()
-            return self.put_bytes(PyBytes_AS_STRING(mended), PyBytes_GET_SIZE(mended))
+            whole = mended(text, size)
+            return self.put_bytes(PyBytes_AS_STRING(whole), PyBytes_GET_SIZE(whole))
         if self.kind == BINARY:
             return self.put_bytes(text, size)
         if self.kind == ULID:
@@ -169,6 +170,11 @@ cdef class Column:
         if self.kind == TEXT or self.kind == BINARY:
             return bitmap, take_block(&self.ends) or NO_ENDS, take_block(&self.values)
         return bitmap, take_block(&self.values)
+
+
+cdef bytes mended(const char* text, Py_ssize_t size):
+    """A text, with replacement characters for what is no UTF-8."""
+    return text[:size].decode("utf-8", "replace").encode()
 
 
 cdef inline bint is_ascii(const char* text, Py_ssize_t size) noexcept nogil:

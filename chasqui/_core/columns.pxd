@@ -24,7 +24,7 @@ cdef class ColumnBuilder(Builder):
     cdef Py_ssize_t _entries            # those of this reply, deleted ones too
     cdef bint _is_open                  # there is one
     cdef bint _was_decoded              # its envelope was, or is corrupt
-    cdef Py_ssize_t _size               # bytes of texts and payloads so far, about
+    cdef Py_ssize_t _size               # bytes of values so far, kept or not
     cdef bytes _last_id                 # of the entry under way
     cdef int _slot                      # what the next value is for: a column, or one of Target
     cdef bytes _extra_name

@@ -12,7 +12,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from chasqui._core.column cimport SKIPPED, Block, Column, reserve, take_block
+from chasqui._core.column cimport SKIPPED, Block, Column, mended, reserve, take_block
 from chasqui._core.envelope cimport EnvelopeView, read_envelope, retry_tuple
 from chasqui._core.hiredis cimport (
     CreateArray, CreateBool, CreateDouble, CreateInteger, CreateNil, CreateString, REDIS_REPLY_ARRAY,
@@ -102,7 +102,7 @@ cdef class ColumnBuilder(Builder):
 
     @property
     def size(self):
-        """Their bytes, about."""
+        """Their bytes as they came, about: also those of fields that nobody wants."""
         return self._size
 
     def take(self):
@@ -248,7 +248,7 @@ cdef class ColumnBuilder(Builder):
             self._slot = TO_ENVELOPE
         elif self._extra_names is not None:
             self._slot = TO_EXTRA
-            self._extra_name = PyBytes_FromStringAndSize(text, size)
+            self._extra_name = mended(text, size)
         else:
             self._slot = TO_NOTHING
         return 0
@@ -257,6 +257,7 @@ cdef class ColumnBuilder(Builder):
         cdef Column column
         cdef Py_ssize_t place = self._slot
         cdef bytes field
+        self._size += size
         if self._slot == TO_ENVELOPE:
             return 0 if self._was_decoded else self._decode(text, size)
         if self._slot == TO_EXTRA:
@@ -268,7 +269,6 @@ cdef class ColumnBuilder(Builder):
         while True:
             if column.kind != SKIPPED and column.rows == self._row:     # the first of its name counts
                 column.put_text(text, size)
-                self._size += size
             place += 1
             if place == self._fields:
                 self._next = 0
@@ -283,7 +283,6 @@ cdef class ColumnBuilder(Builder):
         cdef EnvelopeView view
         cdef Fault fault
         self._was_decoded = True
-        self._size += size
         if self._envelope is not None:
             self._envelope.put_bytes(text, size)
         if read_envelope(<const unsigned char*>text, size, &view, &fault) < 0:
@@ -315,9 +314,8 @@ cdef class ColumnBuilder(Builder):
             if at[1] - at[0] == PyBytes_GET_SIZE(name) \
                     and memcmp(names.values.data + at[0], PyBytes_AS_STRING(name), at[1] - at[0]) == 0:
                 return 0
-        names.put_text(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+        names.put_bytes(PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         self._extra_values.put_text(text, size)
-        self._size += size
         return 0
 
 

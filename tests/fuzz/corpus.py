@@ -65,6 +65,26 @@ class Corpus:
             data = self._value(0)
         return bytes([shape + 3 * (rng.random() < 0.1)]) + data
 
+    def columns(self) -> bytes:
+        """A byte that says how to read it (see targets.check_columns), then such a reply."""
+        while (data := self.entries())[0] % 3 == 2:
+            pass
+        return data
+
+    def arrow(self) -> bytes:
+        """A column as Arrow lays it out (see columns.column_of)."""
+        rng = self._rng
+        kind, rows, offset = rng.randrange(9), rng.randrange(16), rng.randrange(4)
+        flags = rng.choice((0, 0, 0, 1, 1, 2, 4))
+        bits, last = (offset + rows + 7) // 8, offset + rows
+        ends, total = [0], 0
+        for _ in range(last):
+            total += rng.choice((0, 1, 9, 31, 32, 40))
+            ends.append(total)
+        values = rng.randbytes(total if kind > 6 else 8 * last)
+        head = bytes([kind, rows, offset, flags, bits, len(ends)])
+        return head + rng.randbytes(bits) + struct.pack(f"={len(ends)}i", *ends) + values
+
     def envelope(self) -> bytes:
         """What our encoder writes; or in other widths, with more elements or a wrong one."""
         rng = self._rng
@@ -139,6 +159,11 @@ class Corpus:
             fields += [b"n", self._text().encode()]
         if rng.random() < 0.2:
             fields += [rng.choice((b"d", b"n", b"reason", b"source_id")), self._payload()]
+        if rng.random() < 0.2:
+            number = rng.choice((b"-", b"")) + b"%d" % self._number()
+            fields += [rng.choice((b"reason", b"source_id", b"skipped", b"x", b"\xff")), number]
+        if rng.random() < 0.1:
+            fields += [rng.choice((b"n", b"n", b"x")), b"01ARZ3NDEKTSV4RRFFQ69G5FAV"]
         body = _array(len(fields)) + b"".join(map(_bulk, fields))
         if rng.random() < 0.05:
             body = b"*-1\r\n"

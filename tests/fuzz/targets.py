@@ -1,4 +1,4 @@
-"""What must hold for every input, whatever its bytes: five targets, each judged by another decoder.
+"""What must hold for every input, whatever its bytes: each target judged by another decoder.
 
 `check` is a function of the input alone, so that a saved input fails again when replayed.
 """
@@ -19,7 +19,7 @@ from chasqui._core.envelope import (
 )
 from chasqui._core.payload import pack, unpack
 from chasqui._core.reply import INCOMPLETE, Builder, ProtocolError, Push, ReplyError, ReplyReader
-from tests.fuzz import reference
+from tests.fuzz import columns, reference
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutate import MSGPACK, RESP, Format
 
@@ -185,6 +185,60 @@ def _check_still_usable(builder: EntryBuilder) -> None:
         raise WrongAnswerError(f"{builder.shape}: the next reader gets {replies!r}, {refusal}")
 
 
+# ── Columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_columns(data: bytes) -> bool:
+    """The first byte chooses the shape; the rows are those of the plain reply, and a builder that
+    was left in the middle of a reply keeps what it has gathered before."""
+    control, data = data[0] if data else 0, data[1:]
+    shape, mark = _SHAPES[control % 2], crc32(data)
+    builder = columns.builder(shape)
+    found, refusal = read((data,), builder)
+    rows = columns.rows_of(builder.take())
+    pieces = columns.builder(shape)
+    again, cut_refusal = read(cut(data, mark), pieces)
+    if (refusal is None) != (cut_refusal is None) or not same(found, again, mark):
+        raise WrongAnswerError(f"{shape}, whole: {found!r}\nin pieces: {again!r}, {cut_refusal}")
+    read((b"*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nn\r\n$1\r\nx\r\n",), pieces)
+    if not same(rows, columns.rows_of(pieces.take())[: len(rows)], mark):
+        raise WrongAnswerError(f"{shape}: {rows!r} whole, and something else in pieces")
+    plain, _ = read((data,))
+    is_ambiguous = _AMBIGUOUS.search(data) is not None
+    expected = list[Any]()
+    for got, reply in zip(found, plain, strict=False):
+        wanted = columns.rows_from(shape, reply)
+        if type(got) is not tuple:
+            if not same(got, reply, mark) and not _has_twin_keys(data, plain):
+                raise WrongAnswerError(f"{shape}: {got!r} from {reply!r}")
+            continue
+        if wanted is reference.MISSHAPEN:
+            raise WrongAnswerError(f"{shape}: accepted {reply!r}")
+        expected += wanted
+    if not same(rows, expected, mark) and not (is_ambiguous and _has_twin_keys(data, plain)):
+        raise WrongAnswerError(f"{shape}: {rows!r}, expected {expected!r}")
+    if len(plain) > len(found) and not is_ambiguous:
+        wanted = columns.rows_from(shape, plain[len(found)])
+        if wanted is not reference.MISSHAPEN:
+            raise WrongAnswerError(f"{shape}: {refusal}, expected {wanted!r}")
+    return refusal is None and bool(found)
+
+
+def check_maps(data: bytes) -> bool:
+    """Packed exactly when all buffers hold what they promise, and as msgpack packs it."""
+    packed, expected = columns.packed(data), columns.maps_of(data)
+    if packed != expected and not _are_nans(packed, expected):
+        raise WrongAnswerError(f"{packed!r}, expected {expected!r}")
+    return packed is not None
+
+
+def _are_nans(packed: list[bytes] | None, expected: list[bytes] | None) -> bool:
+    """Whether they differ in the bits of NaN only, of which a conversion may set some."""
+    if packed is None or expected is None:
+        return False
+    return repr([unpack(one) for one in packed]) == repr([unpack(one) for one in expected])
+
+
 # ── Envelopes and delayed members ────────────────────────────────────────────────────────────────
 
 
@@ -262,5 +316,7 @@ TARGETS = {
         Target("envelope", MSGPACK, Corpus.envelope, check_envelope),
         Target("member", MSGPACK, Corpus.member, check_member),
         Target("payload", MSGPACK, Corpus.payload, check_payload),
+        Target("columns", RESP, Corpus.columns, check_columns),
+        Target("maps", MSGPACK, Corpus.arrow, check_maps),
     )
 }
