@@ -22,9 +22,9 @@ from tests.proxy import Proxy
 from tests.servers import Server
 from tests.spark.conftest import unavailable
 from tests.spark.direct import Redis
+from tests.spark.sizes import FULL, sized
 
 ROOT = Path(__file__).parents[2]
-ROWS = 120_000
 
 #: Takes jobs from one queue and adds a job for each to another.
 PIPE = """
@@ -80,7 +80,7 @@ def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
     out = f"{queue_name}-out"
     source, target = Redis(redis_86.url, queue_name), Redis(redis_86.url, out)
     with Queue(queue_name, redis_url=redis_86.url) as producer:
-        for first in range(0, ROWS, 10_000):
+        for first in range(0, FULL, 10_000):
             producer.add_bulk(
                 [{"name": "m", "data": {"n": n}} for n in range(first, first + 10_000)]
             )
@@ -103,8 +103,8 @@ def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
     assert deaths == 2
     assert told.strip() == "finished"
     numbers = [decode(decode_envelope(job[b"d"]).payload)["n"] for job in fields(target)]
-    assert len(numbers) == ROWS
-    assert len(set(numbers)) == ROWS
+    assert len(numbers) == FULL
+    assert len(set(numbers)) == FULL
     assert source("XLEN", source.keys.stream) == 0
     assert source("XPENDING", source.keys.stream, "default")[0] == 0
 
@@ -114,17 +114,18 @@ import json, os, signal, sys
 from pyspark import TaskContext
 from pyspark.sql.functions import udf
 from chasqui.spark import enqueue, read, session
-url, queue = sys.argv[1:]
+url, queue, size = sys.argv[1:]
+size = int(size)
 spark = session("local-cluster[2,1,1024]", conf={"spark.log.level": "OFF"})
 
 @udf("long")
 def die_once(n):
     context = TaskContext.get()
-    if context.attemptNumber() == 0 and context.partitionId() == 1 and n % 1000 == 999:
+    if context.attemptNumber() == 0 and context.partitionId() == 1 and n == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return n
 
-df = spark.range(0, 4000, 1, 2).select(die_once("id").alias("n"))
+df = spark.range(0, size, 1, 2).select(die_once("id").alias("n"))
 enqueue(df, queue, url=url)
 jobs = read(spark, "jobs", queue, url=url, payloadSchema="n bigint", minPartitions=4)
 parent = udf(lambda n: os.getppid(), "long")
@@ -139,11 +140,13 @@ spark.stop()
 
 
 @pytest.mark.timeout(300)
-def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str):
-    driver = start(CLUSTER, redis_86.url, queue_name)
+@sized(4000)
+def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str, size: int):
+    """One of them is killed behind the rows that its task has staged."""
+    driver = start(CLUSTER, redis_86.url, queue_name, str(size))
     told, _ = driver.communicate()
     found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    assert found == {"rows": 4000, "distinct": 4000, "executors": 2}
+    assert found == {"rows": size, "distinct": size, "executors": 2}
 
 
 NO_JAVA = """

@@ -16,8 +16,7 @@ from chasqui.payload import decode
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis
-
-ROWS = 120_000
+from tests.spark.sizes import FULL, sized
 
 
 def numbers(redis: Redis) -> list[int]:
@@ -135,19 +134,20 @@ def test_a_batch_write_is_exact_though_tasks_fail(spark: Any, redis_86: Server, 
             raise RuntimeError("this task dies")
         return n
 
-    df = spark.range(0, ROWS, 1, 2).select(fail_once("id").alias("n"))
+    df = spark.range(0, FULL, 1, 2).select(fail_once("id").alias("n"))
     df.write.format("chasqui").options(url=redis_86.url, queue=queue_name).mode("append").save()
     redis = Redis(redis_86.url, queue_name)
-    assert redis("XLEN", redis.keys.stream) == ROWS
-    assert numbers(redis) == list(range(ROWS))
+    assert redis("XLEN", redis.keys.stream) == FULL
+    assert numbers(redis) == list(range(FULL))
 
 
+@sized(3000)
 def test_a_streaming_write_is_exact_though_batches_are_replayed(
-    spark: Any, each_server: Server, queue_name: str, tmp_path: Path
+    spark: Any, each_server: Server, queue_name: str, tmp_path: Path, size: int
 ):
     out = f"{queue_name}-out"
     source, target = Redis(each_server.url, queue_name), Redis(each_server.url, out)
-    source.add_events(3000)
+    source.add_events(size)
     checkpoint = tmp_path / "checkpoint"
 
     def run() -> Any:
@@ -157,7 +157,7 @@ def test_a_streaming_write_is_exact_though_batches_are_replayed(
                 url=each_server.url,
                 table="events",
                 startingOffsets="earliest",
-                maxOffsetsPerTrigger="1250",
+                maxOffsetsPerTrigger=size * 5 // 12,
             )
             .load(queue_name)
         )
@@ -172,17 +172,18 @@ def test_a_streaming_write_is_exact_though_batches_are_replayed(
         return query
 
     query = run()
-    assert [p.numInputRows for p in query.recentProgress] == [1250, 1250, 500]
-    assert numbers(target) == list(range(3000))
+    sizes = [p.numInputRows for p in query.recentProgress]
+    assert sizes == [size * 5 // 12, size * 5 // 12, size // 6]
+    assert numbers(target) == list(range(size))
     assert forget_commit(checkpoint) == 2
     run()
-    assert numbers(target) == list(range(3000)), "a replayed batch is written once"
-    source.add_events(700, start=3000)
+    assert numbers(target) == list(range(size)), "a replayed batch is written once"
+    source.add_events(700, start=size)
     run()
-    assert numbers(target) == list(range(3700))
+    assert numbers(target) == list(range(size + 700))
     assert len(target.spark_keys()) == 1
     latest = json.loads((checkpoint / "offsets" / "3").read_text().splitlines()[-1])
-    assert latest[queue_name]["n"] == 3700
+    assert latest[queue_name]["n"] == size + 700
 
 
 def test_consumed_jobs_are_processed_once_and_acked(

@@ -25,6 +25,7 @@ from chasqui.sync import Queue
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 from tests.spark.direct import Redis, batches, read, struct, writer
+from tests.spark.sizes import sized
 
 SCHEMA = struct(n="bigint", name="string")
 
@@ -60,18 +61,21 @@ def test_nothing_is_in_the_queue_before_the_commit_and_all_of_it_after(
     assert redis("TTL", record) > 86_400
 
 
-def test_a_batch_that_is_committed_again_changes_nothing(each_server: Server, queue_name: str):
+@sized(1000)
+def test_a_batch_that_is_committed_again_changes_nothing(
+    each_server: Server, queue_name: str, size: int
+):
     redis = Redis(each_server.url, queue_name)
     for _ in range(3):  # each with rows staged anew, as Spark does when it replays
         it = writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=7)
-        it.commit([it.write(rows(0, 600)), it.write(rows(600, 1000))])
-        assert numbers(redis) == list(range(1000))
+        it.commit([it.write(rows(0, 600)), it.write(rows(600, size))])
+        assert numbers(redis) == list(range(size))
     late = writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=6)
     late.commit([late.write(rows(0, 10))])
-    assert numbers(redis) == list(range(1000))
+    assert numbers(redis) == list(range(size))
     following = writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=8)
-    following.commit([following.write(rows(1000, 1100))])
-    assert numbers(redis) == list(range(1100))
+    following.commit([following.write(rows(size, size + 100))])
+    assert numbers(redis) == list(range(size + 100))
     assert len(redis.spark_keys()) == 1
 
 
@@ -125,15 +129,16 @@ def test_rows_that_expired_before_the_commit_fail_it(each_server: Server, queue_
     assert redis.jobs() == []
 
 
+@sized(3000)
 def test_two_drivers_that_commit_one_epoch_at_once_publish_it_once(
-    each_server: Server, queue_name: str
+    each_server: Server, queue_name: str, size: int
 ):
     redis = Redis(each_server.url, queue_name)
     writers = [
         writer(each_server.url, SCHEMA, queue=queue_name, txnAppId="app", txnVersion=1)
         for _ in range(4)
     ]
-    staged = [[one.write(rows(0, 1500)), one.write(rows(1500, 3000))] for one in writers]
+    staged = [[one.write(rows(0, 1500)), one.write(rows(1500, size))] for one in writers]
     barrier = threading.Barrier(4)
 
     def commit(one: Any, messages: Any) -> None:
@@ -147,7 +152,7 @@ def test_two_drivers_that_commit_one_epoch_at_once_publish_it_once(
         thread.start()
     for thread in threads:
         thread.join()
-    assert numbers(redis) == list(range(3000))
+    assert numbers(redis) == list(range(size))
     assert len(redis.spark_keys()) == 1
 
 
@@ -184,11 +189,12 @@ import os, sys
 from tests.spark.direct import writer
 from tests.spark.test_txn import SCHEMA, rows
 for line in sys.stdin:
-    url, queue = line.split()
+    url, queue, size = line.split()
     pid = os.fork()
     if pid == 0:
         it = writer(url, SCHEMA, queue=queue, txnAppId="app", txnVersion=1)
-        it.commit([it.write(rows(0, 700)), it.write(rows(700, 900))])
+        most = int(size) * 7 // 9
+        it.commit([it.write(rows(0, most)), it.write(rows(most, int(size)))])
         os._exit(0)
     print(pid, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
@@ -196,10 +202,13 @@ for line in sys.stdin:
 
 
 @pytest.mark.timeout(180)
+@sized(900)
 def test_a_driver_killed_at_any_step_leaves_what_the_next_one_finishes(
-    redis_86: Server, valkey_9: Server, queue_name: str
+    redis_86: Server, valkey_9: Server, queue_name: str, size: int
 ):
-    """The process dies right after, or right before, each step of the protocol."""
+    """The process dies right after, or right before, each step of the protocol: a chunk staged, the
+    write recorded, a chunk published, the write done. Of many chunks the first, one in the middle
+    and the last."""
     command = [sys.executable, "-c", textwrap.dedent(DRIVERS)]
     with subprocess.Popen(
         command,
@@ -210,15 +219,41 @@ def test_a_driver_killed_at_any_step_leaves_what_the_next_one_finishes(
         bufsize=1,
     ) as drivers:
         for server, fault in ((redis_86, Fault.SWALLOW), (valkey_9, Fault.CUT_BEFORE)):
-            for command, steps in (("HSETNX", 3), ("EVALSHA", 5)):
-                step = 1
-                while kill_at(
-                    drivers, server, fault, command, step, f"{queue_name}-{command}-{step}"
-                ):
-                    step += 1
-                assert step > steps, "each chunk staged; begin, each chunk published, done"
+            for command, around in (("HSETNX", 0), ("EVALSHA", 2)):
+                with Proxy(server.url) as proxy:
+                    write_in(drivers, proxy.url, f"{queue_name}-{command}", size).join()
+                    steps = proxy.count(command)
+                assert steps >= 3 + around, "each chunk; begin and done"
+                chosen = {*range(1, 3), steps // 2, *range(steps - around, steps + 1)}
+                for step in range(1, steps + 1) if steps < 10 else sorted(chosen):
+                    queue = f"{queue_name}-{command}-{step}"
+                    kill_at(drivers, server, fault, command, step, queue, size)
         assert drivers.stdin is not None
         drivers.stdin.close()
+
+
+class Driver(threading.Thread):
+    """A driver at work in a process of its own."""
+
+    def __init__(self, drivers: "subprocess.Popen[str]") -> None:
+        super().__init__()
+        self._told = drivers.stdout
+        assert self._told is not None
+        self.pid = int(self._told.readline())
+        #: What its process ended with.
+        self.status: int | None = None
+
+    def run(self) -> None:
+        assert self._told is not None
+        self.status = int(self._told.readline())
+
+
+def write_in(drivers: "subprocess.Popen[str]", url: str, queue: str, size: int) -> Driver:
+    assert drivers.stdin is not None
+    print(url, queue, size, file=drivers.stdin, flush=True)
+    driver = Driver(drivers)
+    driver.start()
+    return driver
 
 
 def kill_at(
@@ -228,32 +263,28 @@ def kill_at(
     command: str,
     step: int,
     queue: str,
-) -> bool:
+    size: int,
+) -> None:
     """Kill a driver at a step, let another one write the same, and see that nothing is missing or
-    doubled. False if the driver was done before the step."""
-    assert drivers.stdin is not None
-    assert drivers.stdout is not None
+    doubled."""
     with Proxy(server.url) as proxy:
         proxy.fail(fault, command, nth=step, times=1000)
-        print(proxy.url, queue, file=drivers.stdin, flush=True)
-        pid = int(drivers.stdout.readline())
-        ended: list[int] = []
-        watcher = threading.Thread(target=lambda: ended.append(int(drivers.stdout.readline())))
-        watcher.start()
-        deadline_s = time.monotonic() + 30
-        while not ended and proxy.count(command) < step:
+        driver = write_in(drivers, proxy.url, queue, size)
+        deadline_s = time.monotonic() + 60
+        while proxy.count(command) < step:
+            assert driver.is_alive()
             assert time.monotonic() < deadline_s
-            watcher.join(0.001)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        watcher.join()
+            driver.join(0.001)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.join()
+    assert driver.status == -signal.SIGKILL
     redis = Redis(server.url, queue)
     it = writer(server.url, SCHEMA, queue=queue, txnAppId="app", txnVersion=1)
-    it.commit([it.write(rows(0, 900))])
-    assert numbers(redis) == list(range(900)), (command, step, fault)
-    assert len(set(ids(redis))) == 900
+    it.commit([it.write(rows(0, size))])
+    assert numbers(redis) == list(range(size)), (command, step, fault)
+    assert len(set(ids(redis))) == size
     assert len(redis.spark_keys()) <= 3, "the record, and what the dead tasks staged"
-    return ended == [-signal.SIGKILL]
+    redis("UNLINK", redis.keys.stream)
 
 
 def test_rows_can_name_their_queues_ids_times_and_limits(each_server: Server, queue_name: str):
