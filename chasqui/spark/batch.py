@@ -31,7 +31,8 @@ from chasqui.request import Effect, commands
 from chasqui.spark import ranges
 from chasqui.spark.link import check_queues, connected, queues_of
 from chasqui.spark.options import Options
-from chasqui.spark.pages import Pace, StreamPart, read_stream, stream_of
+from chasqui.spark.pace import Pace
+from chasqui.spark.pages import StreamPart, read_stream, stream_of
 from chasqui.spark.schemas import arrow_schema, check_subset
 from chasqui.spark.shaping import Shaper
 from chasqui.spark.wire import delayed_batch, results_batch
@@ -113,7 +114,14 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 length, options.min_partitions, options.max_records_per_partition
             )
             walked = connection.run(
-                ranges.walk(stream, ranges.Place(start, None), last, step=step, counts_loss=False)
+                ranges.walk(
+                    stream,
+                    ranges.Place(start, None),
+                    Pace(options),
+                    last,
+                    step=step,
+                    counts_loss=False,
+                )
             )
         for part in ranges.cut(
             start, walked.marks, options.max_records_per_partition, options.min_partitions
@@ -153,10 +161,11 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def _read_delayed(self, part: RankPart) -> Iterator[Any]:
         options = self._options
         shaper = Shaper(options, self._schema)
-        pace = Pace(options.max_read_rows_per_second)
+        pace = Pace(options)
+        start = part.start
         with connected(options, part.queue) as connection:
-            for start in range(part.start, part.stop, options.fetch_count):
-                stop = min(start + options.fetch_count, part.stop)
+            while start < part.stop:
+                stop = start + pace.ask(part.stop - start)
                 reply = connection.execute(
                     "ZREVRANGE",
                     Keys(part.queue).delayed,
@@ -167,8 +176,10 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 )
                 if not reply:
                     return
-                yield delayed_batch(shaper, part.queue, _scored(reply))
-                pace.rest(stop - start)
+                members = _scored(reply)
+                yield delayed_batch(shaper, part.queue, members)
+                pace.rest(stop - start, sum(len(member) for member, _ in members))
+                start = stop
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 

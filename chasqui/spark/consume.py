@@ -22,12 +22,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from chasqui.keys import Keys
-from chasqui.request import Effect, commands
 from chasqui.spark import ranges
 from chasqui.spark.keeper import Keeper
 from chasqui.spark.link import connected
 from chasqui.spark.options import OptionError, Options
-from chasqui.spark.pages import Pace, held_by
+from chasqui.spark.pace import Pace
+from chasqui.spark.pages import gathered, held_by
 from chasqui.spark.schemas import check_subset
 from chasqui.spark.wire import JobDecoder
 
@@ -104,7 +104,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         parts: list[InputPartition] = []
         for seq in range(start["seq"] + 1, end["seq"] + 1):
             for queue in options.queue:
-                marks = keeper.marks(queue, seq, options.fetch_count)
+                marks = keeper.marks(queue, seq, options.fetch_count or ranges.SLICE)
                 parts += [
                     HeldPart(queue, keeper.consumer(seq), part.after, part.last)
                     for part in ranges.cut(
@@ -132,31 +132,29 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return
         options = self._options
         decoder = JobDecoder(options, self._schema)
-        builder = decoder.builder("streams")
-        pace = Pace(options.max_read_rows_per_second)
-        stream = Keys(partition.queue).stream
-        after, last = partition.after, ranges.order(partition.last)
+        stream, last = Keys(partition.queue).stream, ranges.order(partition.last)
+        head = ("XREADGROUP", "GROUP", options.group, partition.consumer)
+
+        def page(after: str, size: int) -> tuple[Any, ...]:
+            return *head, "COUNT", size, "STREAMS", stream, after
+
         with connected(options, partition.queue) as connection:
-            while True:
-                words: list[Any] = ["XREADGROUP", "GROUP", options.group, partition.consumer]
-                words += ["COUNT", options.fetch_count, "STREAMS", stream, after]
-                count, newest = connection.call(
-                    commands(tuple(words), effect=Effect.READ, builder=builder)
-                ) or (0, None)
-                if newest is None:
-                    return
-                page, first, after = builder.take(), after, newest.decode()
-                held = held_by(connection, partition.queue, options.group, first, after)
+            for columns, first, newest in gathered(
+                connection,
+                decoder.builder("streams"),
+                Pace(options),
+                partition.after,
+                page,
+                partition.last,
+            ):
+                held = held_by(connection, partition.queue, options.group, first, newest)
                 own = {
                     entry_id: one
                     for entry_id, one in held.items()
                     if one[0] == partition.consumer and ranges.order(entry_id.decode()) <= last
                 }
                 if own:
-                    yield decoder.batch(partition.queue, page, own, only_held=True)
-                if count < options.fetch_count or ranges.order(after) >= last:
-                    return
-                pace.rest(count)
+                    yield decoder.batch(partition.queue, columns, own, only_held=True)
 
     # ── Batches ─────────────────────────────────────────────────────────────────────────────────
 

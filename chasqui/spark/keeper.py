@@ -16,6 +16,7 @@ from chasqui.request import Effect, Plan, commands
 from chasqui.spark import ranges
 from chasqui.spark.link import open_connection
 from chasqui.spark.options import Options
+from chasqui.spark.pace import Pace
 from chasqui.spark.ranges import Mark, Place
 
 logger = logging.getLogger(__name__)
@@ -220,7 +221,8 @@ class Keeper:
             pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
             if pairs[b"name"].decode(errors="replace") == self._options.group:
                 behind = Place(pairs[b"last-delivered-id"].decode(), None)
-                return connection.run(ranges.walk(stream, behind, counts_loss=False)).count
+                passed = ranges.walk(stream, behind, Pace(self._options), counts_loss=False)
+                return connection.run(passed).count
         return 0
 
     def _pending(self, queue: str, seq: int, start: str, count: int) -> Plan[list[str]]:

@@ -24,6 +24,7 @@ from chasqui.spark.values import (
     pattern,
     queue_names,
     seconds,
+    share,
     text,
     url,
 )
@@ -110,18 +111,22 @@ class Options:
         0, number(1, 10_000), "rs", "At least so many tasks; default 4 once there are 4,000 rows."
     )
     max_records_per_partition: int = option(50_000, number(1), "rs", "The most rows of a task.")
+    server_share: float = option(
+        0.25,
+        share,
+        "rs",
+        "How much of the server's time one task takes, for live workers want some too: behind "
+        "each page it rests for the remainder. 1 is full speed.",
+    )
     fetch_count: int = option(
-        250,
+        0,
         number(1, 100_000),
         "rs",
-        "Entries that one command reads; more of them holds up the live workers longer.",
+        "The most entries in a page, which holds up live workers for its length; of large ones "
+        "it has fewer. Default 100, and 250 at full speed.",
     )
     max_read_rows_per_second: int = option(
-        150_000,
-        number(0),
-        "rs",
-        "The most rows that one task reads in a second, for live workers want Redis too; 0 is no "
-        "limit.",
+        0, number(0), "rs", "The most rows that one task reads in a second; 0 is no limit."
     )
     read_from: str = option(
         "primary", one_of("primary", "replica"), "rs", "Read from a replica, to spare the primary."

@@ -1,7 +1,6 @@
 """A range of a stream as record batches: the next one is gathered while Spark takes this one."""
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,11 +14,12 @@ from chasqui.keys import Keys
 from chasqui.request import Effect, commands
 from chasqui.spark.link import connected
 from chasqui.spark.options import Options
-from chasqui.spark.ranges import DataLossError, Range
+from chasqui.spark.pace import Pace
+from chasqui.spark.ranges import DataLossError, Range, order
 from chasqui.spark.wire import EventDecoder, JobDecoder
 
 #: Who holds which entries, asked for a page at a time.
-_PENDING_PAGE: Final = 1000
+_PENDING_PAGE: Final = 250
 #: A batch for Spark is full with so many rows, or bytes.
 BATCH_ROWS: Final = 8000
 BATCH_BYTES: Final = 8 << 20
@@ -47,9 +47,16 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
     """
     decoder = EventDecoder(schema) if options.table == "events" else JobDecoder(options, schema)
     is_exact = options.table == "events" and options.fail_on_data_loss
+    key, until = stream_of(Keys(part.queue), options.table), part.range.last
+
+    def page(after: str, size: int) -> tuple[Any, ...]:
+        return "XRANGE", key, f"({after}", until, "COUNT", size
+
     count = 0
     with connected(options, part.queue) as connection:
-        for columns, first, last in _gathered(connection, part, options, decoder.builder()):
+        for columns, first, last in gathered(
+            connection, decoder.builder(), Pace(options), part.range.after, page, until
+        ):
             count += columns.rows
             if isinstance(decoder, JobDecoder):
                 held = None
@@ -63,29 +70,34 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
         raise DataLossError(part.queue, options.table, lost, " by the task that was to")
 
 
-def _gathered(
-    connection: BlockingConnection, part: StreamPart, options: Options, builder: ColumnBuilder
+def gathered(
+    connection: BlockingConnection,
+    builder: ColumnBuilder,
+    pace: Pace,
+    after: str,
+    page: Callable[[str, int], tuple[Any, ...]],
+    last: str,
 ) -> Iterator[tuple[Columns, str, str]]:
     """Columns of many small pages, and the ids around them: `after` the first, the last.
 
-    A page holds the server up for as long as it takes to read it, so it is small. A batch costs
-    something to make and to hand over, so it is large.
+    `page` is the command that reads so many entries behind an id. A page holds the server up for
+    as long as it takes to read it, so it is small. A batch costs something to make and to hand
+    over, so it is large.
     """
-    key, last = stream_of(Keys(part.queue), options.table), part.range.last
-    size = options.fetch_count
-    pace = Pace(options.max_read_rows_per_second)
-    after, is_over = part.range.after, False
+    is_over = False
 
     def gather() -> tuple[Columns, str, str]:
         nonlocal after, is_over
         first = after
         while not is_over and builder.rows < BATCH_ROWS and builder.size < BATCH_BYTES:
-            words = ("XRANGE", key, f"({after}", last, "COUNT", size)
-            count, newest = connection.call(commands(words, effect=Effect.READ, builder=builder))
-            if count:
+            size, known = pace.ask(), builder.size
+            request = commands(page(after, size), effect=Effect.READ, builder=builder)
+            count, newest = connection.call(request) or (0, None)
+            if newest is not None:
                 after = newest.decode()
-                pace.rest(count)
-            is_over = count < size or after == last
+            is_over = count < size or order(after) >= order(last)
+            if not is_over:
+                pace.rest(count, builder.size - known)
         return builder.take(), first, after
 
     with ThreadPoolExecutor(1) as ahead:
@@ -99,29 +111,6 @@ def _gathered(
                 yield found
             if was_last:
                 return
-
-
-#: How late a task may be and still make up for it: a sleep takes a bit longer than asked for.
-_SLACK_S: Final = 0.01
-
-
-class Pace:
-    """Keeps a task below so many rows a second; 0 is no limit.
-
-    Time that was not used is not made up for: live workers would feel that.
-    """
-
-    def __init__(self, rows_per_s: int) -> None:
-        self._rows_per_s = rows_per_s
-        self._due_s = 0.0
-
-    def rest(self, rows: int) -> None:
-        """Sleep if the next rows would come too soon after these."""
-        if not self._rows_per_s:
-            return
-        now_s = time.monotonic()
-        self._due_s = max(self._due_s, now_s - _SLACK_S) + rows / self._rows_per_s
-        time.sleep(max(0.0, self._due_s - now_s))
 
 
 def held_by(

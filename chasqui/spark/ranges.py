@@ -18,10 +18,11 @@ from chasqui._core.reply import ReplyError
 from chasqui.errors import ChasquiError
 from chasqui.request import Effect, Plan, Request, commands
 from chasqui.server import exception_for
+from chasqui.spark.pace import Pace
 
 #: Behind this id lies everything.
 BEGINNING: Final = "0-0"
-#: The most entries that one command walks over: a fifth of a millisecond of the server's time.
+#: The most entries between two marks.
 SLICE: Final = 250
 #: No task for fewer rows than this, unless it is asked for.
 WORTH_A_TASK: Final = 1000
@@ -121,6 +122,7 @@ def full_id(text: str) -> str:
 def walk(
     stream: bytes,
     start: Place,
+    pace: Pace,
     last: str = "+",
     *,
     most: int | None = None,
@@ -133,9 +135,8 @@ def walk(
     place, ordinal = start.id, start.ordinal
     lost: int | None = 0 if counts_loss and ordinal is not None else None
     left = most if most is not None else 2**53
-    step = min(step, SLICE)
     while left > 0:
-        size = min(left, step)
+        size, known = pace.ask(min(left, step)), builder.size
         words = ("XRANGE", stream, f"({place}", last, "COUNT", size)
         if lost is None:
             count, newest = yield commands(words, effect=Effect.READ, builder=builder)
@@ -150,6 +151,7 @@ def walk(
         left -= count
         if count < size:
             break
+        pace.rest(count, builder.size - known)
     return Walked(tuple(marks), Place(place, ordinal if counts_loss else None), lost)
 
 
@@ -226,21 +228,28 @@ def head(stream: bytes) -> Plan[Place]:
 
 
 def cut(after: str, marks: Sequence[Mark], most_rows: int, least_parts: int) -> list[Range]:
-    """The walked entries as ranges of about the same size, about `most_rows` at most.
+    """The walked entries as ranges of about the same size, `most_rows` at most.
 
-    With `least_parts` of 0 there are as many as seem worth a task.
+    With `least_parts` of 0 there are as many as seem worth a task. A mark is never cut in two.
     """
     total = sum(mark.count for mark in marks)
     parts = least_parts or min(DEFAULT_TASKS, max(1, total // WORTH_A_TASK))
     parts = max(parts, -(-total // most_rows))
-    return list(_ranges(after, marks, total, parts))
+    return list(_ranges(after, marks, total, parts, most_rows))
 
 
-def _ranges(after: str, marks: Sequence[Mark], total: int, parts: int) -> Iterator[Range]:
+def _ranges(
+    after: str, marks: Sequence[Mark], total: int, parts: int, most_rows: int
+) -> Iterator[Range]:
     passed = count = done = 0
+    behind = after
     for mark in marks:
+        if count and count + mark.count > most_rows:
+            yield Range(after, behind, count)
+            after, count = behind, 0
         passed += mark.count
         count += mark.count
+        behind = mark.id
         if passed * parts >= total * (done + 1):
             yield Range(after, mark.id, count)
             after, count = mark.id, 0

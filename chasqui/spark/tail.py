@@ -26,6 +26,7 @@ from chasqui.keys import Keys
 from chasqui.spark import ranges
 from chasqui.spark.link import open_connection, queues_of
 from chasqui.spark.options import OptionError, Options
+from chasqui.spark.pace import Pace
 from chasqui.spark.pages import StreamPart, read_stream, stream_of
 from chasqui.spark.ranges import DataLossError, Mark, Place, Walked
 from chasqui.spark.schemas import check_subset
@@ -215,6 +216,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             ranges.walk(
                 self._stream(queue),
                 place,
+                Pace(options),
                 last,
                 most=most,
                 step=step,

@@ -51,6 +51,12 @@ def seconds(value: str) -> float:
     return float(found[1]) * _UNITS_S[found[2]]
 
 
+def share(value: str) -> float:
+    if not re.fullmatch(r"\d(\.\d{1,6})?", value) or not 0.01 <= float(value) <= 1:
+        raise ValueError(f"must be from 0.01 to 1, got {value!r}")
+    return float(value)
+
+
 def names(value: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not found:

@@ -1,14 +1,19 @@
 """Ranges leave no gap and share no entry; losses are counted to the entry."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chasqui.spark import ranges
+from chasqui.spark.options import Options
+from chasqui.spark.pace import FIRST_PAGE, FULL_PAGE, PAGE, PAGE_BYTES, Pace
 from chasqui.spark.ranges import DataLossError, Mark, Place
 from tests.servers import Server
 from tests.spark.direct import Redis, rows_between, step, tail_reader
 
+FAST = Options(server_share=1.0)
 COUNTS = st.lists(st.integers(1, 5000), max_size=60)
 
 
@@ -23,6 +28,7 @@ def test_ranges_cover_every_mark_once_and_in_order(counts: list[int], most_rows:
         assert places[-1] == marks[-1].id
         fair = sum(counts) / max(1, len(cut))
         assert all(one.count <= fair + 2 * max(counts) + most_rows for one in cut)
+        assert all(one.count <= max(most_rows, *counts, 1) for one in cut)
 
 
 @given(ms=st.integers(0, 2**48), seq=st.integers(0, 2**63))
@@ -33,21 +39,43 @@ def test_a_time_splits_ids_where_it_says(ms: int, seq: int):
     assert ms == 0 or entry > ranges.order(ranges.until_ms(ms - 1))
 
 
+def test_pages_are_short_whatever_the_size_of_entries():
+    assert [Pace(Options(server_share=share)).most for share in (0.5, 1.0)] == [PAGE, FULL_PAGE]
+    pace = Pace(Options(fetch_count=500, server_share=1.0))
+    assert pace.ask() == FIRST_PAGE
+    pace.rest(FIRST_PAGE, FIRST_PAGE * 50)
+    assert pace.ask() == 500
+    assert pace.ask(7) == 7
+    pace.rest(500, 500 * PAGE_BYTES // 20)
+    assert pace.ask() == 20
+    pace.rest(20, 20 << 20)
+    assert pace.ask() == 1
+
+
+def test_a_task_rests_for_the_share_that_is_not_its_own():
+    pace = Pace(Options(server_share=0.1))
+    pace.ask()
+    started_s = time.monotonic()
+    time.sleep(0.01)  # a page that took so long
+    pace.rest(1, 1)
+    assert time.monotonic() - started_s > 0.09
+
+
 def test_a_walk_counts_what_is_there(each_server: Server, queue_name: str):
     redis = Redis(each_server.url, queue_name)
     redis.add_events(2500)
     run = redis.connection.run
-    walked = run(ranges.walk(redis.keys.events, Place("0-0", 0), step=700))
+    walked = run(ranges.walk(redis.keys.events, Place("0-0", 0), Pace(FAST), step=700))
     assert walked.count == 2500
     assert walked.lost == 0
     assert walked.end.ordinal == 2500
     assert run(ranges.tip(redis.keys.events)) == walked.end
-    half = run(ranges.walk(redis.keys.events, Place("0-0", 0), most=1000, step=300))
+    half = run(ranges.walk(redis.keys.events, Place("0-0", 0), Pace(FAST), most=1000, step=300))
     assert half.count == 1000
-    rest = run(ranges.walk(redis.keys.events, half.end, step=300))
+    rest = run(ranges.walk(redis.keys.events, half.end, Pace(FAST), step=300))
     assert rest.count == 1500
     assert rest.end == walked.end
-    nothing = run(ranges.walk(b"{chasqui:none}:events", Place("0-0", 0)))
+    nothing = run(ranges.walk(b"{chasqui:none}:events", Place("0-0", 0), Pace(FAST)))
     assert (nothing.count, nothing.lost) == (0, 0)
 
 

@@ -1,0 +1,55 @@
+"""Reads that leave room for live workers: a page is short, and a rest follows it.
+
+While the server answers a page it answers nobody else, so what a live worker waits for is one page
+of each task that reads just then, and how often it does is the share of time that they take.
+"""
+
+import time
+from typing import Final
+
+from chasqui.spark.options import Options
+
+#: The entries of a page, unless told otherwise: gently, and at full speed.
+PAGE: Final = 100
+FULL_PAGE: Final = 250
+#: What a page may hold of entries that are large; sending so much takes as long as 100 small ones.
+PAGE_BYTES: Final = 64 * 1024
+#: The first page, of entries that may be of any size.
+FIRST_PAGE: Final = 10
+#: How much of a rest that was too long is made up for: a sleep takes a bit longer than asked for.
+_SLACK_S: Final = 0.001
+
+
+class Pace:
+    """How many entries a task asks for at once, and how long it rests behind them."""
+
+    def __init__(self, options: Options) -> None:
+        self.most = options.fetch_count or (FULL_PAGE if options.server_share == 1 else PAGE)
+        self._share = options.server_share
+        self._rows_per_s = options.max_read_rows_per_second
+        self._next = min(FIRST_PAGE, self.most)
+        self._asked_s = self._used_s = 0.0
+        self._overslept_s = 0.0
+
+    def ask(self, most: int | None = None) -> int:
+        """How many entries to ask for now."""
+        self._asked_s, self._used_s = time.monotonic(), time.thread_time()
+        return self._next if most is None else min(self._next, most)
+
+    def rest(self, rows: int, size: int) -> None:
+        """Sleep behind a page of so many rows and bytes."""
+        now_s = time.monotonic()
+        if rows:
+            self._next = max(1, min(self.most, PAGE_BYTES * rows // max(size, 1)))
+        took_s = now_s - self._asked_s
+        # What this thread was busy with itself, it did not wait for.
+        waited_s = max(0.0, took_s - (time.thread_time() - self._used_s))
+        rest_s = waited_s / self._share - waited_s
+        if self._rows_per_s:
+            rest_s = max(rest_s, rows / self._rows_per_s - took_s)
+        rest_s -= self._overslept_s
+        if rest_s > 0:
+            time.sleep(rest_s)
+            self._overslept_s = min(_SLACK_S, max(0.0, time.monotonic() - now_s - rest_s))
+        else:
+            self._overslept_s = min(_SLACK_S, -rest_s)
