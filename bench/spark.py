@@ -1,25 +1,27 @@
 """The Spark pipeline against plain clients, in one run: `python -m bench.spark --help`.
 
 Everything is measured in rounds, each of which does all of it, and the median is told; the ratios
-mean more than the rates. Prints a table in Markdown, and writes it to bench/out/spark.md.
+mean more than the rates. Prints a table in Markdown; `--publish` puts it into bench/README.md, and
+what it was made of beside the page of the other benchmarks.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hiredis
 import redis
 
+from bench.spark_live import live
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.keys import Keys
@@ -31,35 +33,12 @@ from chasqui.spark.wire import EventDecoder
 from tests.servers import Server
 from tests.spark.direct import schema_of
 
-OUT = Path(__file__).parent / "out"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "bench" / "README.md"
+RAW = ROOT / "docs" / "performance"
+GROWTH = RAW / "spark-scale.json"
 PAYLOAD_BYTES = 35
 TASKS = 2
-#: How long each look at the live workers is.
-LIVE_S = 4
-
-#: Adds 200 jobs a second and tells how long each took to its handler; ends with its input.
-LIVE = """
-import asyncio, sys, time
-from chasqui import Queue, Worker
-
-async def main():
-    took = []
-    async def handle(job):
-        took.append(time.time() - job.data["at"])
-    worker = Worker("live", handle, redis_url=sys.argv[1], events_enabled=False)
-    running = asyncio.ensure_future(worker.run())
-    async with Queue("live", redis_url=sys.argv[1]) as queue:
-        for _ in range(int(200 * float(sys.argv[2]))):
-            await queue.add("live", {"at": time.time()})
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.2)
-    await worker.close()
-    await running
-    took = sorted(took[20:])
-    print(took[len(took) // 2] * 1000, took[int(len(took) * 0.99)] * 1000)
-
-asyncio.run(main())
-"""
 
 
 class Bench:
@@ -70,8 +49,6 @@ class Bench:
         self.spark = spark
         self.rows = rows
         self.rates: dict[str, list[float]] = {}
-        #: Where live workers may run; None is anywhere.
-        self.live_cores: set[int] | None = None
         self._number = 0
 
     def fresh(self) -> Keys:
@@ -186,8 +163,8 @@ class Bench:
         self, what: str, keys: Keys, rows: int | None = None, tasks: int = TASKS, **more: Any
     ) -> None:
         rows = rows or self.rows
-        given = {"minPartitions": tasks, "maxRecordsPerPartition": rows, **more}
-        df = read(self.spark, "jobs", keys.queue, url=self.server.url, **given)
+        given = {"url": self.server.url, "minPartitions": tasks, "maxRecordsPerPartition": rows}
+        df = read(self.spark, "jobs", keys.queue, **{**given, **more})
         with self.timed(what, rows):
             df.write.format("noop").mode("append").save()
 
@@ -225,16 +202,6 @@ class Bench:
             query.awaitTermination()
             return list(query.recentProgress)[2:]
 
-    def live_p99(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> float:
-        command = [sys.executable, "-c", LIVE, self.server.url, str(seconds)]
-        live = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        if self.live_cores is not None:
-            os.sched_setaffinity(live.pid, self.live_cores)
-        while meanwhile is not None and live.poll() is None:
-            meanwhile()
-        told, _ = live.communicate()
-        return float(told.split()[1])
-
 
 def thousand_xadds(keys: Keys, envelope: bytes) -> bytes:
     pack = hiredis.pack_command
@@ -249,10 +216,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--live", action="store_true", help="only what live workers feel")
     parser.add_argument("--scale", default="", help="only the growth table, with these rows")
+    parser.add_argument("--publish", action="store_true", help="keep the tables and the raw rows")
     asked = parser.parse_args()
-    root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (root, os.environ.get("PYTHONPATH", "")))
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
     spark = session(
         "local[2]", conf={"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"}
@@ -260,46 +227,34 @@ def main() -> int:
     with Server("redis-8.6") as server:
         bench = Bench(server, spark, asked.rows)
         if asked.scale:
-            name, text = "spark-scale", scale(bench, [int(one) for one in asked.scale.split(",")])
+            sizes = [int(one) for one in asked.scale.split(",")]
+            name, (text, raw) = "scale", scale(bench, sizes)
         elif asked.live:
-            name, text = "spark-live", live(bench, asked.rounds)
+            name, (text, raw) = "live", live(bench, asked.rounds)
         else:
-            name, text = "spark", measure(bench, asked.rounds)
+            name, (text, raw) = "ratios", measure(bench, asked.rounds)
     spark.stop()
-    OUT.mkdir(exist_ok=True)
-    (OUT / f"{name}.md").write_text(text)
     print(text)
+    if asked.publish:
+        publish(name, text, {"rows": asked.rows, "rounds": asked.rounds, **raw})
     return 0
 
 
-def set_apart(bench: Bench) -> None:
-    """Give Spark one core, and another one to the server and the live workers: as if it were on
-    machines of its own, where it takes nothing from them but turns at Redis."""
-    first, *_, last = sorted(os.sched_getaffinity(0))
-    bench.live_cores = {first}
-    _pin(bench.server.pid, {first})
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = (entry / "stat").read_text()
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    for pid in parents:
-        above = pid
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        if above == os.getpid() and pid != bench.server.pid:
-            _pin(pid, {last})
+def publish(name: str, text: str, raw: dict[str, Any]) -> None:
+    """Put a table into the page, and what it was made of beside it."""
+    about = {"at": time.strftime("%Y-%m-%d %H:%M"), "cores": os.cpu_count(), **raw}
+    (RAW / f"spark-{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+    begin, end = (f"<!-- {word} bench.spark {name} -->" for word in ("begin", "end"))
+    before, _, rest = PAGE.read_text().partition(begin)
+    PAGE.write_text(f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}")
 
 
-def _pin(pid: int, cores: set[int]) -> None:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(int(thread.name), cores)
-
-
-def measure(bench: Bench, rounds: int) -> str:
-    bench.forget(bench.write("warm", "exactly_once", 10_000))
+def measure(bench: Bench, rounds: int) -> tuple[str, dict[str, Any]]:
+    for delivery in ("at_least_once", "exactly_once") * 2:  # classes loaded, code compiled
+        keys = bench.write("warm", delivery)
+        bench.read("warm", keys, serverShare=1)
+        bench.forget(keys)
+    del bench.rates["warm"]
     events = bench.add_events(bench.rows)
     for i in range(rounds):
         print(f"round {i + 1} of {rounds}", file=sys.stderr, flush=True)
@@ -310,7 +265,7 @@ def measure(bench: Bench, rounds: int) -> str:
         keys = bench.write("exactly-once write", "exactly_once")
         bench.redis_py_xrange(keys)
         bench.read("Spark read", keys)
-        bench.read("Spark read, not held back", keys, maxReadRowsPerSecond=0)
+        bench.read("Spark read, full speed", keys, serverShare=1)
         bench.forget(keys)
         bench.events_decoded(events)
     many = bench.add_events(350_000)
@@ -339,8 +294,12 @@ def measure(bench: Bench, rounds: int) -> str:
             min(r("exactly-once write"), r("direct write")) / r("redis-py XADD"),
             "at least 2",
         ),
-        ("read, 2 tasks / redis-py XRANGE", r("Spark read") / r("redis-py XRANGE"), "at least 0.7"),
-        ("... not held back", r("Spark read, not held back") / r("redis-py XRANGE"), ""),
+        (
+            "read, full speed, 2 tasks / redis-py XRANGE",
+            r("Spark read, full speed") / r("redis-py XRANGE"),
+            "at least 0.7",
+        ),
+        ("... as it is by default", r("Spark read") / r("redis-py XRANGE"), ""),
         (
             "events decoded / raw XRANGE, 1 process",
             r("decoded events") / r("raw events"),
@@ -361,45 +320,15 @@ def measure(bench: Bench, rounds: int) -> str:
         f"{bench.rows:,} rows, {rounds} rounds, load {load} on {os.cpu_count()} cores.",
         "",
     ]
-    return "\n".join(lines)
+    told = {what: value for what, value, _ in rows}
+    return "\n".join(lines), {"ratios": told, "rates": bench.rates}
 
 
-def live(bench: Bench, rounds: int) -> str:
-    """How many times longer jobs of live workers take at the 99th percentile while a whole queue is
-    read: on cores of its own, on the same cores, and beside processes that only spin there."""
-    keys = bench.write("filled", "exactly_once")
-    reading = lambda: bench.read("meanwhile", keys)  # noqa: E731
-    reading()
-    lines = ["| live p99 | alone, ms | beside it, ms | ratio | target |"]
-    lines.append("| --- | ---: | ---: | ---: | --- |")
-
-    def look(what: str, target: str, meanwhile: Callable[[], None] | None) -> None:
-        alone, beside = list[float](), list[float]()
-        for _ in range(rounds):
-            alone.append(bench.live_p99(LIVE_S))
-            spinners = []
-            if meanwhile is None:
-                spinning = [sys.executable, "-c", "while True: pass"]
-                spinners = [subprocess.Popen(spinning) for _ in range(TASKS)]
-            try:
-                beside.append(bench.live_p99(LIVE_S, meanwhile))
-            finally:
-                for spinner in spinners:
-                    spinner.kill()
-                    spinner.wait()
-        one, other = statistics.median(alone), statistics.median(beside)
-        lines.append(f"| {what} | {one:.2f} | {other:.2f} | {other / one:.2f} | {target} |")
-        print(lines[-1], file=sys.stderr, flush=True)
-
-    look("a full read on the same cores", "", reading)
-    look(f"{TASKS} processes that only spin on them", "", None)
-    set_apart(bench)
-    look("a full read on cores of its own", "at most 1.5", reading)
-    return "\n".join([*lines, "", f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s.", ""])
-
-
-def scale(bench: Bench, sizes: list[int]) -> str:
-    lines = ["", "| rows | tasks | write us/row | read us/row |", "| ---: | ---: | ---: | ---: |"]
+def scale(bench: Bench, sizes: list[int]) -> tuple[str, dict[str, Any]]:
+    """What a row costs. Sizes that were measured before and are not now are kept."""
+    kept = json.loads(GROWTH.read_text())["found"] if GROWTH.exists() else []
+    found = [one for one in kept if one["rows"] not in sizes]
+    lines = ["| rows | tasks | write us/row | read us/row |", "| ---: | ---: | ---: | ---: |"]
     for tasks in (1, 2, 4):  # classes loaded, code compiled, processes started
         keys = bench.write("warm", "exactly_once", 100_000, tasks)
         bench.read("warm", keys, 100_000, tasks)
@@ -407,12 +336,16 @@ def scale(bench: Bench, sizes: list[int]) -> str:
     for size in sizes:
         for tasks in (1, 2, 4):
             keys = bench.write("scale write", "exactly_once", size, tasks)
-            bench.read("scale read", keys, size, tasks, maxReadRowsPerSecond=0)
+            bench.read("scale read", keys, size, tasks, serverShare=1)
             write, back = bench.rates["scale write"][-1], bench.rates["scale read"][-1]
-            lines.append(f"| {size:,} | {tasks} | {1e6 / write:.1f} | {1e6 / back:.1f} |")
+            found.append({"rows": size, "tasks": tasks, "write_s": size / write})
+            found[-1]["read_s"] = size / back
             bench.forget(keys)
-            print(lines[-1], file=sys.stderr, flush=True)
-    return "\n".join([*lines, ""])
+            print(found[-1], file=sys.stderr, flush=True)
+    for one in sorted(found, key=lambda one: (one["rows"], one["tasks"])):
+        write, back = (1e6 * one[side] / one["rows"] for side in ("write_s", "read_s"))
+        lines.append(f"| {one['rows']:,} | {one['tasks']} | {write:.1f} | {back:.1f} |")
+    return "\n".join([*lines, ""]), {"found": found}
 
 
 if __name__ == "__main__":
