@@ -22,7 +22,7 @@ from tests.proxy import Proxy
 from tests.servers import Server
 from tests.spark.conftest import unavailable
 from tests.spark.direct import Redis
-from tests.spark.sizes import FULL, sized
+from tests.spark.sizes import FULL
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,18 +114,17 @@ import json, os, signal, sys
 from pyspark import TaskContext
 from pyspark.sql.functions import udf
 from chasqui.spark import enqueue, read, session
-url, queue, size = sys.argv[1:]
-size = int(size)
+url, queue = sys.argv[1:]
 spark = session("local-cluster[2,1,1024]", conf={"spark.log.level": "OFF"})
 
 @udf("long")
 def die_once(n):
     context = TaskContext.get()
-    if context.attemptNumber() == 0 and context.partitionId() == 1 and n == size - 1:
+    if context.attemptNumber() == 0 and context.partitionId() == 1 and n % 1000 == 999:
         os.kill(os.getpid(), signal.SIGKILL)
     return n
 
-df = spark.range(0, size, 1, 2).select(die_once("id").alias("n"))
+df = spark.range(0, 4000, 1, 2).select(die_once("id").alias("n"))
 enqueue(df, queue, url=url)
 jobs = read(spark, "jobs", queue, url=url, payloadSchema="n bigint", minPartitions=4)
 parent = udf(lambda n: os.getppid(), "long")
@@ -140,13 +139,11 @@ spark.stop()
 
 
 @pytest.mark.timeout(300)
-@sized(4000)
-def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str, size: int):
-    """One of them is killed behind the rows that its task has staged."""
-    driver = start(CLUSTER, redis_86.url, queue_name, str(size))
+def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str):
+    driver = start(CLUSTER, redis_86.url, queue_name)
     told, _ = driver.communicate()
     found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    assert found == {"rows": size, "distinct": size, "executors": 2}
+    assert found == {"rows": 4000, "distinct": 4000, "executors": 2}
 
 
 NO_JAVA = """
