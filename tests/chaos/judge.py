@@ -1,7 +1,8 @@
 """Judges a run by its books: what is lost, unexpected, stuck or done too often, and how late."""
 
+import math
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from tests.ledger import Audit, Census, audit
 _MARK = re.compile(rb"chaos-job:(\d+):")
 #: Links that a worker may have more at the end than at the start: those that are just replaced.
 FDS_SLACK = 6
+#: A server that is back for less than this before it is struck again need not see a job done.
+SHORT_RETURN_S = 1.0
 #: What producers write down of an add.
 OUTCOMES = ("try", "ok", "unknown", "refused")
 
@@ -270,16 +273,17 @@ def _taken_over(facts: list[Fact], records: list[Record]) -> list[float]:
 def _resumed(facts: list[Fact], records: list[Record]) -> list[float]:
     """For each fault, how long after its end the next job was done, by those it struck.
 
-    Of several faults of the server with no job between them, the last one counts.
+    A server that was struck again before that, and so soon that nobody owes a job, does not count.
     """
     ends = [fact for fact in facts if fact.kind == "end"]
     times = [fact.at_s for fact in ends]
     waits = []
-    outages_s = sorted(record.over_s for record in records if record.target == "server")
+    strikes_s = sorted(record.at_s for record in records if record.target == "server")
     for record in records:
         if record.target == "server":
-            later = outages_s[bisect_right(outages_s, record.over_s) :]
-            if later and bisect_left(times, record.over_s) == bisect_left(times, later[0]):
+            again = next((at_s for at_s in strikes_s if at_s > record.at_s), math.inf)
+            is_done = bisect_left(times, record.over_s) < bisect_left(times, again)
+            if again < record.over_s + SHORT_RETURN_S and not is_done:
                 continue
         for i in range(bisect_left(times, record.over_s), len(ends)):
             if not record.awaits or ends[i].who in record.awaits:

@@ -203,7 +203,8 @@ def _found_reconnect() -> str:
     found = told["resumed_s"]
     return (
         f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, at most {found['max']:.2f} s after "
-        f"{sum(told['faults'].values())} crashes of the server; consuming after each"
+        f"{found['count']} of {sum(told['faults'].values())} crashes of the server (the next one "
+        "followed the others within a second); consuming after each"
     )
 
 

@@ -85,6 +85,7 @@ class Scene:
         """The server, in nobody else's hands."""
         with self.stage.server_lock:
             self.record.target = "server"
+            self.record.at_s = time.monotonic()  # not while another one had it
             yield
 
     @contextlib.contextmanager
