@@ -440,12 +440,13 @@ class Connection:
         self._flush()
 
     def _fail_waiting(self, error: Exception) -> None:
-        for request in (*self._unsent, *self._held):
-            unknown = request.is_in_doubt and request.effect is not Effect.READ
-            request.fail(loss(request, self.endpoint) if unknown else error)
+        waiting = [*self._unsent, *self._held]
         self._unsent.clear()
         self._unsent_bytes = 0
         self._held.clear()
+        for request in waiting:  # who is told may send more
+            unknown = request.is_in_doubt and request.effect is not Effect.READ
+            request.fail(loss(request, self.endpoint) if unknown else error)
         self._release_room()
 
     def _adopt(self, link: Link) -> Link:

@@ -62,7 +62,6 @@ def _joined(requests: Sequence[DurableRequest]) -> Request:
         Effect.IDEMPOTENT,
         count=sum(request.count for request in requests) + 1,
         raises=False,
-        timeout_s=WAIT_MS / 1000 + 10,
     )
 
 
@@ -155,9 +154,14 @@ class BlockingDurableConnection(BlockingConnection):
         line = self._lines.setdefault(os.getpid(), _Line())
         request.outcome = None
         line.next.append(request)
-        with line.lock:
-            if request.outcome is None:
-                self._wait(line)
+        try:
+            with line.lock:
+                if request.outcome is None:
+                    self._wait(line)
+        except BaseException:
+            if request in line.next:  # not sent yet: nobody is to send it later
+                line.next.remove(request)
+            raise
         if isinstance(request.outcome, BaseException):
             raise request.outcome
         return request.outcome

@@ -15,7 +15,7 @@ from typing import Final
 
 from chasqui import dlq, events
 from chasqui.connection import Connection
-from chasqui.errors import AuthenticationError, ChasquiError, JobFailedError
+from chasqui.errors import AuthenticationError, JobFailedError
 from chasqui.event_log import BLOCK_MS, EventLog, QueueEvent
 from chasqui.keys import REASON, Keys
 from chasqui.request import Effect, Plan, commands
@@ -145,6 +145,7 @@ class JobEnds:
             self._reading.cancel()
             self._reading = None
         self._known.clear()
+        self._is_refused = False
 
     async def close(self) -> None:
         """Stop, and let go of the connection."""
@@ -159,7 +160,9 @@ class JobEnds:
             self._lingering = None
         if self._reading is not None and since_ms < self._known_from_ms:
             self.stop()  # it began too late for this one: begin again
-        if self._reading is None and not self._is_refused:
+        if self._reading is not None and self._reading.done() and not self._is_refused:
+            self._reading = None
+        if self._reading is None:
             self._known_from_ms = since_ms
             self._reading = asyncio.get_running_loop().create_task(self._read())
 
@@ -186,7 +189,7 @@ class JobEnds:
                         extra={"queue": queue},
                     )
                     return
-                except ChasquiError as error:
+                except Exception as error:  # a credential provider may raise anything
                     queue = self._keys.queue
                     fields = {"queue": queue}
                     logger.debug(

@@ -62,7 +62,7 @@ class Follower:
         if self._before is not None:
             self.end, self._before = run(self._read_back(self._before))
         if self.end is None:
-            block_ms = 1 if self._before is not None else max(1, int(limit_s * 1000))
+            block_ms = 1 if self._before is not None else max(1, min(BLOCK_MS, int(limit_s * 1000)))
             for event in run(self._log.read(block_ms)):
                 self.end = self._end_in(event) or self.end
 

@@ -362,6 +362,7 @@ class Queue:
         Raises JobFailedError as soon as the job is in the dead-letter queue. `since_ms` is when it
         was added: how it ended before that is of no interest.
         """
+        self._check_open()
         wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         with self._ends.watch(job_id, since_ms) as watch:
             while True:
@@ -387,6 +388,7 @@ class Queue:
 
         That is told by its worker's events; where they are off, only a stored result is seen.
         """
+        self._check_open()
         wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         looks = GRACE_LOOKS
         with self._ends.watch(job_id, since_ms) as watch:

@@ -162,7 +162,7 @@ cdef class Packer:
                 if not self.put(out, item, depth + 1):
                     return self.step_out(number)
                 number += 1
-            if len(<list>value) != size:
+            if number != size:
                 return self.refuse("changed", value)
             return self.fits(out, value)
         if value is None:
@@ -208,8 +208,10 @@ cdef class Packer:
     cdef bint put_dict(self, CommandBuffer out, dict value, int depth) except -1:
         if depth == MAX_DEPTH:
             return self.refuse("depth", value)
-        out.advance(put_map_header(out.reserve(WIDEST), len(value)))
+        cdef Py_ssize_t left = len(value)
+        out.advance(put_map_header(out.reserve(WIDEST), left))
         for key, item in value.items():
+            left -= 1
             if PyUnicode_Check(key):
                 if not self.put_text(out, key):
                     if self.why == "surrogate":
@@ -221,6 +223,8 @@ cdef class Packer:
                 return False
             if not self.put(out, item, depth + 1):
                 return self.step_out(key)
+        if left:                                # what it is made of ran code that changed it
+            return self.refuse("changed", value)
         return self.fits(out, value)
 
     cdef bint put_text(self, CommandBuffer out, object value) except -1:

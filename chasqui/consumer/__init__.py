@@ -140,6 +140,8 @@ class Engine:
         #: How long the drain still waits for a server that is gone, and the wait that goes on.
         self._patience_s = math.inf
         self._waiting: asyncio.Timeout | None = None
+        #: A link may be open to a server that says nothing.
+        self._is_silent = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_running = False
         self._lost_count = 0
@@ -291,6 +293,7 @@ class Engine:
             async with asyncio.timeout(self._limit_s(limit_s)) as self._waiting:
                 await work
         except Exception as error:
+            self._is_silent = isinstance(error, TimeoutError)
             queue = self.keys.queue
             fields = {"queue": queue}
             logger.warning("the drain of queue %s is incomplete: %r", queue, error, extra=fields)
@@ -299,7 +302,8 @@ class Engine:
             self._waiting = None
 
     def _limit_s(self, limit_s: float) -> float:
-        return limit_s if self.connection.is_connected else min(limit_s, self._patience_s)
+        is_there = self.connection.is_connected and not self._is_silent
+        return limit_s if is_there else min(limit_s, self._patience_s)
 
     def _tell_given_up(self) -> None:
         acks, moves = self._acker.waiting, self._relocator.waiting

@@ -18,6 +18,8 @@ PAGE_BYTES: Final = 64 * 1024
 FIRST_PAGE: Final = 10
 #: How much of a rest that was too long is made up for: a sleep takes a bit longer than asked for.
 _SLACK_S: Final = 0.001
+#: The longest rest for the sake of others: a page that took longer waited for something else.
+_MOST_S: Final = 1.0
 
 
 class Pace:
@@ -44,7 +46,7 @@ class Pace:
         took_s = now_s - self._asked_s
         # What this thread was busy with itself, it did not wait for.
         waited_s = max(0.0, took_s - (time.thread_time() - self._used_s))
-        rest_s = waited_s / self._share - waited_s
+        rest_s = min(waited_s / self._share - waited_s, _MOST_S)
         if self._rows_per_s:
             rest_s = max(rest_s, rows / self._rows_per_s - took_s)
         rest_s -= self._overslept_s

@@ -319,3 +319,17 @@ def test_a_length_alone_allocates_nothing(header: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 * 1024
     finally:
         tracemalloc.stop()
+
+
+def test_a_value_that_its_own_parts_change_is_refused() -> None:
+    """What is written would not be what its header says."""
+    items: list[Any] = []
+
+    class Short(list[Any]):
+        def __iter__(self) -> Any:
+            items.pop()
+            return super().__iter__()
+
+    items.extend([Short([1]), 2])
+    with pytest.raises(PayloadError, match="changed"):
+        encode(items)

@@ -181,3 +181,38 @@ async def test_what_a_dead_server_lost_is_added_again(
     assert len({job.id for job in jobs}) == 600
     with redis_py.Redis.from_url(other.url) as redis:
         assert redis.xlen(keys.stream) == 600
+
+
+async def test_an_add_behind_one_that_is_given_up_is_told_too(
+    private_server: Callable[..., Server], queue_name: str
+) -> None:
+    """It goes out as the one before it is told that there is no way to the server."""
+    server = private_server("redis-8.6", appendonly="yes", requirepass="pw")
+    is_away = False
+
+    async def provider(_host: str | None) -> tuple[str | None, str]:
+        if is_away:
+            raise RuntimeError("the token service is away")
+        return None, "pw"
+
+    queue = Queue(queue_name, redis_url=server.url, durable="disk", credential_provider=provider)
+    await queue.add("n", 0)
+    durable = queue._durable
+    assert durable is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    waiting = asyncio.create_task(queue.add("n", 1))
+    while not durable._is_waiting:  # noqa: ASYNC110 - a turn or two
+        await asyncio.sleep(0)
+    behind = asyncio.create_task(queue.add("n", 2))
+    while not durable._next:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    is_away = True
+    server.kill()
+    async with asyncio.timeout(20):
+        told = await asyncio.gather(waiting, behind, return_exceptions=True)
+    assert [isinstance(one, Exception) for one in told] == [True, True]
+    is_away = False
+    server.start()
+    async with asyncio.timeout(20):
+        assert (await queue.add("n", 3)).is_new
+    await queue.close()
