@@ -23,7 +23,7 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(call tested,not spark,-n 2 --dist worksteal)
+	@$(call tested,not spark,-n 3 --dist worksteal)
 	@$(call tested,spark)
 
 test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
@@ -86,7 +86,7 @@ else
 endif
 	@touch $@
 
-# Processes are killed, stopped and raced here, two tests side by side on two cores. One that fails
+# Processes are killed, stopped and raced here, three tests side by side on two cores. One that fails
 # is judged alone, once more: what is broken fails again. A run that ended without a verdict fails.
 define tested
 $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS) || { \

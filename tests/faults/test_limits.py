@@ -15,8 +15,9 @@ END_S = 20.0
 HANG_S = 3.0
 
 PREAMBLE = """
-import asyncio, os, resource, sys, threading
+import asyncio, os, resource, signal, sys, threading
 from chasqui import ChasquiError, Queue, Worker, sync
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 url, name = sys.argv[1:]
 
 def files():
