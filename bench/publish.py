@@ -90,8 +90,7 @@ def publish(results: Results, out: Path, drawn: dict[str, str]) -> Path:
     for name, image in drawn.items():
         shutil.copy(out / image, FOLDER / image)
         images[name] = f"performance/{image}"
-    about = {**results.about, "packages": results.packages()}
-    rows = [{"run": about}, *results.installs, *(_small(row) for row in results.rows)]
+    rows = [{"packages": results.packages()}, *map(_small, results.every)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (FOLDER / "raw.jsonl").write_text(text)
     page = DOCS / "performance.md"

@@ -42,7 +42,20 @@ def machine(results: Results) -> list[Block]:
             f"numbers of jobs divided by {options['fraction']}."
         ),
         Text(f"Versions: {packages}."),
+        *stretches(results),
     ]
+
+
+def stretches(results: Results) -> list[Block]:
+    """Where it was measured in more than one go: each of them."""
+    if len(results.stretches) < 2:
+        return []
+    each = ", ".join(
+        f"`{about['commit']}` at {about['at'][:16]} ({about['options']['rounds']} rounds)"
+        for about in reversed(results.stretches)
+    )
+    count = len(results.stretches)
+    return [Text(f"Measured in {count} goes, each with a header of its own in the rows: {each}.")]
 
 
 def targets(results: Results) -> list[Block]:

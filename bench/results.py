@@ -20,11 +20,13 @@ class Value:
 
 
 class Results:
-    """Every row of one run."""
+    """Every row of one run, or of several that were added to it."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        every = list(rows)
-        self.about: Row = next((row["run"] for row in every if "run" in row), {})
+        self.every = every = list(rows)
+        #: When and of what each run was, the last one first.
+        self.stretches: list[Row] = [row["run"] for row in reversed(every) if "run" in row]
+        self.about: Row = self.stretches[0] if self.stretches else {}
         self.rows = [row for row in every if "scenario" in row]
         self.installs = [row for row in every if "install_error" in row]
 
@@ -85,8 +87,8 @@ class Results:
 
     def packages(self) -> dict[str, str]:
         """The versions that took part."""
-        found: dict[str, str] = dict(self.about.get("packages", {}))
-        for row in self.rows:
+        found: dict[str, str] = {}
+        for row in self.every:
             found.update(row.get("packages", {}))
         return dict(sorted(found.items()))
 
