@@ -83,9 +83,9 @@ uvloop (in use).""",
 
 def publish(results: Results, out: Path, drawn: dict[str, str]) -> Path:
     """Write the page, its images and the raw rows; the page's path."""
-    if FOLDER.exists():
-        shutil.rmtree(FOLDER)
-    FOLDER.mkdir(parents=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for before in FOLDER.glob("*.png"):
+        before.unlink()
     images = {}
     for name, image in drawn.items():
         shutil.copy(out / image, FOLDER / image)
