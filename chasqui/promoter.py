@@ -183,10 +183,11 @@ class PromoterDuty(Duty):
                 commands(count, ("TIME",), effect=Effect.READ)
             )
             is_due = float(first) <= int(seconds) * 1000 + int(micros) // 1000
-        if earlier and self._bell.is_waiting_for(self._keys.wake):
-            self._foreign_until_s = monotonic() + FOREIGN_MEMORY_S
         if earlier or is_due or self._metrics is not None:  # who counts wants to know the depth
             await self._promote()
+        # Asked only now: a ring may come in behind the count that it was for.
+        if earlier and self._bell.is_waiting_for(self._keys.wake):
+            self._foreign_until_s = monotonic() + FOREIGN_MEMORY_S
         self._schedule_poll(monotonic())
 
     def _schedule_poll(self, now_s: float) -> None:
