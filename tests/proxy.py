@@ -97,6 +97,14 @@ class Proxy:
         with self._fact:
             self._budgets["server" if to_server else "client"] = count
 
+    def disarm(self) -> bool:
+        """Forget the faults that have not happened; whether there were any."""
+        with self._fact:
+            was_armed = bool(self._rules or self._budgets)
+            self._rules.clear()
+            self._budgets.clear()
+        return was_armed
+
     def cut(self) -> None:
         """Cut all links now."""
         with self._fact:

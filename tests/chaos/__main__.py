@@ -51,7 +51,7 @@ def run(
             done = f"fault {struck} of {faults} {now}"
             progress.update(task, completed=tally.settled, now=done)
 
-        return Conductor(stage, schedule, report).run()
+        return Conductor(stage, schedule, kinds, report).run()
 
 
 def main() -> int:

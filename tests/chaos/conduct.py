@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import redis
 
 from tests.chaos.judge import Result, Tally, judge
-from tests.chaos.scene import DEATH, Record, Scene, Skipped
-from tests.chaos.schedule import Strike
+from tests.chaos.scene import DEATH, Kind, Record, Scene, Skipped
+from tests.chaos.schedule import Strike, redraw
 from tests.chaos.stage import Member, Stage
 
 logger = logging.getLogger(__name__)
@@ -53,13 +53,18 @@ class Usage:
 
 
 class Conductor:
-    """One run on one stage."""
+    """One run on one stage. `kinds` may strike instead of a fault that finds nothing to strike."""
 
     def __init__(
-        self, stage: Stage, schedule: list[Strike], report: Callable[[Tally, int, str], None]
+        self,
+        stage: Stage,
+        schedule: list[Strike],
+        kinds: list[Kind],
+        report: Callable[[Tally, int, str], None],
     ) -> None:
         self._stage = stage
         self._schedule = schedule
+        self._kinds = kinds
         self._report = report
         self._tally = Tally(stage.ledger, stage.jobs)
         self._records: list[Record] = []
@@ -121,7 +126,8 @@ class Conductor:
         if time.monotonic() - self._last_s > HANG_S:
             return True
         producing = any(producer.is_running for producer in self._stage.producers)
-        return not producing and self._next == len(self._schedule) and not self._active()
+        # In this order: the last act of a fault may be to have another one drawn.
+        return not producing and not self._active() and self._next == len(self._schedule)
 
     def _settle(self) -> bool:
         """Wait until the queue is at rest; True if it never was."""
@@ -162,7 +168,9 @@ class Conductor:
             try:
                 strike.kind.strike(scene)
             except Skipped:
-                record.target = "skipped"
+                record.was_skipped = True
+                if not self._stop.is_set() and (other := redraw(strike, self._kinds)):
+                    self._schedule.append(other)
             except Exception as error:
                 logger.exception("the fault %r failed", record.kind)
                 record.error = repr(error)

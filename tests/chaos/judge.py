@@ -119,7 +119,7 @@ def judge(
     unknown = outcomes["try"] - outcomes["ok"] - outcomes["refused"]
     found, places = _audit(stage, tally, facts, unknown)
     stuck = found.stuck | places if hang else found.stuck
-    struck = [r for r in records if r.target != "skipped" and r.kind != DEATH]
+    struck = [r for r in records if not r.was_skipped and r.kind != DEATH]
     uncaused = _uncaused(facts, records, stage.lease_s) if stage.subject.is_ours else []
     result = Result(
         jobs=len(outcomes["try"]),
@@ -280,6 +280,8 @@ def _resumed(facts: list[Fact], records: list[Record]) -> list[float]:
     waits = []
     strikes_s = sorted(record.at_s for record in records if record.target == "server")
     for record in records:
+        if record.was_skipped:
+            continue
         if record.target == "server":
             again = next((at_s for at_s in strikes_s if at_s > record.at_s), math.inf)
             is_done = bisect_left(times, record.over_s) < bisect_left(times, again)

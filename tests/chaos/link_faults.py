@@ -129,10 +129,10 @@ def _meet(scene: Scene, kind: Fault) -> None:
 
 
 def _until_cut(scene: Scene, member: Member, links: int) -> None:
-    """Return when the member has dialled again; if there was no traffic to cut, give up."""
+    """Return when the member has dialled again; if there is no traffic to cut, give up."""
     deadline_s = time.monotonic() + WAIT_S
     while member.link.accepted == links:
-        if scene.stop.wait(0.01):
-            raise Skipped
-        if time.monotonic() > deadline_s:
+        if scene.stop.wait(0.01) or time.monotonic() > deadline_s:
+            if member.link.disarm():
+                raise Skipped
             return

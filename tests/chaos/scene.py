@@ -38,6 +38,8 @@ class Record:
     awaits: tuple[str, ...] = ()
     #: Workers that were lost, whose jobs others must begin.
     lost: tuple[str, ...] = ()
+    #: It found nothing to strike.
+    was_skipped: bool = False
     error: str = ""
 
 
@@ -75,8 +77,11 @@ class Scene:
                             return
                     finally:
                         member.lock.release()
-            # A worker that is gone is about to be started again; a producer may have finished.
-            is_coming = any(one.is_running or one.role == "worker" for one in members)
+            # A worker that is gone is about to be started again, and so is a producer that a fault
+            # has in its hands; others have finished.
+            is_coming = any(
+                one.is_running or one.role == "worker" or one.lock.locked() for one in members
+            )
             if self.stop.wait(0.05) or not is_coming:
                 raise Skipped
 
@@ -119,7 +124,7 @@ class Scene:
 
 
 class Skipped(Exception):
-    """There was nothing to strike any more."""
+    """There is nothing to strike."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from tests.chaos.scene import KINDS, Kind
 _FROM, _TO = 0.04, 0.88
 #: So many of a hundred faults strike together with the one before.
 _TOGETHER = 0.3
+#: Where nothing is left that could be struck, so many draws show it.
+_REDRAWS = 20
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Strike:
     at: float
     kind: Kind
     seed: int
+    #: How often another was drawn in its place before, each for want of something to strike.
+    redraws: int = 0
 
 
 def kinds_of(*, is_general: bool = False, only: list[str] | None = None) -> list[Kind]:
@@ -46,3 +50,11 @@ def draw(seed: int, faults: int, kinds: list[Kind]) -> list[Strike]:
         Strike(at, kind, luck.randrange(1 << 32))
         for at, kind in zip(moments, order[:faults], strict=True)
     ]
+
+
+def redraw(strike: Strike, kinds: list[Kind]) -> Strike | None:
+    """Another fault for one that found nothing to strike; its seed says which. None after many."""
+    if strike.redraws == _REDRAWS:
+        return None
+    luck = random.Random(strike.seed)
+    return Strike(strike.at, luck.choice(kinds), luck.randrange(1 << 32), strike.redraws + 1)

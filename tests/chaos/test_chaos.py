@@ -3,7 +3,8 @@
 import pytest
 
 from tests.chaos.__main__ import run
-from tests.chaos.schedule import draw, kinds_of
+from tests.chaos.scene import KINDS, Kind, Scene, Skipped
+from tests.chaos.schedule import draw, kinds_of, redraw
 from tests.chaos.subjects import SUBJECTS
 
 SEED = 20_260_807
@@ -34,10 +35,41 @@ def test_a_worker_that_acknowledges_first_loses_jobs() -> None:
     assert result.unexpected == 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_fault_that_finds_nothing_to_strike_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(scene: Scene) -> None:
+        raise Skipped
+
+    monkeypatch.setitem(KINDS, "nothing there", Kind("nothing there", strike, is_general=True))
+    result = run(
+        SUBJECTS["chasqui"], "valkey-9", jobs=500, faults=4, seed=SEED,
+        only=["nothing there", "link cut"],
+    )  # fmt: skip
+    assert result.violations == []
+    assert result.faults == {"link cut": 4}
+    assert len(result.resumed_s) == 4
+
+
 def test_a_seed_gives_one_schedule() -> None:
     kinds = kinds_of()
     assert draw(7, 60, kinds) == draw(7, 60, kinds)
     assert draw(7, 60, kinds) != draw(8, 60, kinds)
+
+
+def test_what_strikes_instead_follows_from_the_seed_and_comes_to_an_end() -> None:
+    kinds = kinds_of()
+
+    def line() -> list[str]:
+        strike, names = draw(7, 1, kinds)[0], []
+        while (instead := redraw(strike, kinds)) is not None:
+            assert instead.at == strike.at
+            names.append(instead.kind.name)
+            strike = instead
+        return names
+
+    assert line() == line()
+    assert len(set(line())) > 5
 
 
 def test_a_schedule_has_all_kinds_and_some_at_once() -> None:
