@@ -71,6 +71,13 @@ class Batch:
         at_ms, owner = repeat(created_at_ms), repeat(self.owner)
         return list(map(Job, ids, names, self.data, repeat(0), at_ms, repeat(True), owner))
 
+    def draw_ids(self, now_ms: int) -> list[str]:
+        """The ids of all its jobs, from now on for good."""
+        given = self.ids or [None] * len(self.payloads)
+        ids = [ulids.next(now_ms) if one is None else one for one in given]
+        self.ids = list(ids)
+        return ids
+
     def draw_delayed_ids(self, now_ms: int) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
         if self.kinds is None:
@@ -219,6 +226,10 @@ class Numbering:
     def producer_id(self) -> str:
         return self._identity()[1]
 
+    def number(self) -> int:
+        """The number of a chunk that is to be made more than once."""
+        return next(self._identity()[2])
+
     def answer_key(self) -> bytes:
         """Where the answer to one call is kept for its repeats."""
         _, producer_id, numbers = self._identity()
@@ -232,14 +243,17 @@ class Numbering:
         now_ms: int,
         ids: list[str],
         limit: int | None = None,
+        number: int | None = None,
     ) -> Request:
         """One script call for one slice of the batch; appends the ids of its jobs.
 
-        `limit` is the backlog beyond which the server refuses it.
+        `limit` is the backlog beyond which the server refuses it. With the `number` of an earlier
+        one it is that one once more, if all ids were drawn before.
         """
         keys = self._keys
         _, producer_id, numbers = self._identity()
-        number = next(numbers)
+        if number is None:
+            number = next(numbers)
         full: int | str = "" if limit is None else limit
         payloads, names = batch.payloads, batch.names
         part_ids = None if batch.ids is None else batch.ids[part]

@@ -129,6 +129,7 @@ class BlockingLink:
                     continue
                 reply = request.replies
             del inflight[0]
+            request.link = self
             on_reply(request, reply)
 
 

@@ -320,13 +320,13 @@ class Connection:
         if future.done():
             return
         error = first_error(request, reply)
-        if error is not None:
-            if self._send_again(link, request, error):
-                return
-            if request.raises:
-                future.set_exception(exception_for(error))
-                return
-        future.set_result(reply)
+        if error is not None and self._send_again(link, request, error):
+            return
+        request.frame = b""  # who keeps the request need not keep its bytes
+        if error is not None and request.raises:
+            future.set_exception(exception_for(error))
+        else:
+            future.set_result(reply)
 
     def _send_again(self, link: Link, request: Request, error: ReplyError) -> bool:
         """Whether the request goes on."""

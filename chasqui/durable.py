@@ -1,15 +1,15 @@
 """Adds that wait for the disk or for a replica: together, on a connection of their own.
 
 The wait, WAITAOF or WAIT, is for what its link wrote before, and the server does nothing else for
-that link meanwhile. So what is to be confirmed goes out in one request with one wait behind it, and
-what comes while a wait is out shares the next one. Should the link be lost, all of it is sent once
+that link meanwhile. So the last chunk of each add goes out with the wait right behind it, and what
+comes while a wait is out shares the next one. Should the link be lost, all of an add is sent once
 more: a server that lost jobs as it died is given them anew, and is then waited for.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from chasqui._core.reply import ReplyError
@@ -17,25 +17,60 @@ from chasqui.adding import Durable
 from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
 from chasqui.errors import OutcomeUnknownError
-from chasqui.request import Effect, Request, commands
+from chasqui.request import Effect, Plan, Request, commands
+from chasqui.server import exception_for
 
 #: How long the disk or the replica may take to confirm.
 WAIT_MS: Final = 10_000
+#: How often the chunks of an add are sent, if the link is lost in their midst each time.
+ROUNDS: Final = 5
+
+
+def confirmed(chunks: Sequence[Callable[[], Request]], durable: Durable) -> Plan[list[Any]]:
+    """For each chunk its reply or its exception, once all of them are safe.
+
+    They are made one after the other as they are sent, and may be made again: each must be the same
+    then, and applied once however often it is sent.
+    """
+    *most, last = chunks
+    for _ in range(ROUNDS):
+        sent: list[Request] = []
+        replies: list[Any] = (yield _made(most, sent)) if most else []
+        if any(isinstance(reply, Exception) for reply in replies):
+            return replies
+        request = DurableRequest(last(), durable)
+        try:
+            reply, answer = yield request
+        except Exception as error:
+            return [*replies, error]
+        if isinstance(reply, ReplyError):
+            return [*replies, exception_for(reply)]
+        if all(one.link is request.link for one in sent):
+            if not isinstance(reply, list):  # else the queue is full: nothing was added
+                _check(answer, durable)
+            return [*replies, reply]
+    raise OutcomeUnknownError(
+        f"the jobs were added, but perhaps not for good: the link was lost {ROUNDS} times meanwhile"
+    )
+
+
+def _made(chunks: Iterable[Callable[[], Request]], made: list[Request]) -> Iterator[Request]:
+    for make in chunks:
+        made.append(make())
+        yield made[-1]
 
 
 class DurableRequest(Request):
-    """Chunks that are applied once however often they are sent, to be confirmed before they are
-    answered. The reply is the list of theirs and the answer to the wait behind them."""
+    """A chunk that is to be confirmed before it is answered. The reply is its own and that to the
+    wait behind it."""
 
     __slots__ = ("durable",)
 
-    def __init__(self, chunks: Sequence[Request], durable: Durable) -> None:
-        for chunk in chunks:
-            # By its source: were the script unknown, the wait behind it would be for nothing.
-            if chunk.script is not None:
-                chunk.send_source()
-        frame = b"".join(chunk.frame for chunk in chunks)
-        super().__init__(frame, Effect.IDEMPOTENT, count=len(chunks), raises=False)
+    def __init__(self, chunk: Request, durable: Durable) -> None:
+        # By its source: were the script unknown, the wait behind it would be for nothing.
+        if chunk.script is not None:
+            chunk.send_source()
+        super().__init__(chunk.frame, Effect.IDEMPOTENT, raises=False)
         self.durable = durable
 
 
@@ -44,7 +79,7 @@ def wait_words(durable: Durable, wait_ms: int) -> tuple[str | int, ...]:
     return ("WAITAOF", 1, 0, wait_ms) if durable == "disk" else ("WAIT", 1, wait_ms)
 
 
-def check_confirmed(answer: Any, durable: Durable) -> None:
+def _check(answer: Any, durable: Durable) -> None:
     """Raise OutcomeUnknownError if the wait was in vain."""
     if isinstance(answer, ReplyError):
         raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {answer}")
@@ -60,18 +95,9 @@ def _joined(requests: Sequence[DurableRequest]) -> Request:
     return Request(
         b"".join([*(request.frame for request in requests), wait.frame]),
         Effect.IDEMPOTENT,
-        count=sum(request.count for request in requests) + 1,
+        count=len(requests) + 1,
         raises=False,
     )
-
-
-def _parted(requests: Sequence[DurableRequest], replies: list[Any]) -> list[tuple[list[Any], Any]]:
-    """The reply to each of them."""
-    parts, start = [], 0
-    for request in requests:
-        parts.append((replies[start : start + request.count], replies[-1]))
-        start += request.count
-    return parts
 
 
 # ── On asyncio ──────────────────────────────────────────────────────────────────────────────────
@@ -102,9 +128,10 @@ class DurableConnection(Connection):
         self._next = []
         self._is_waiting = bool(taken)
         if taken:
-            shared = _Shared(self, taken)
+            joined = _joined([request for request, _ in taken])
+            shared = _Shared(self, taken, joined)
             try:
-                self.post(_joined([request for request, _ in taken]), shared)
+                self.post(joined, shared)
             except Exception as error:
                 shared.set_exception(error)
 
@@ -116,18 +143,21 @@ class _Shared:
         self,
         connection: DurableConnection,
         taken: list[tuple[DurableRequest, asyncio.Future[Any]]],
+        joined: Request,
     ) -> None:
         self._connection = connection
         self._taken = taken
+        self._joined = joined
 
     def done(self) -> bool:
         return False  # whoever has gone: the next wait begins when this one is over
 
     def set_result(self, replies: list[Any], /) -> None:
-        parts = _parted([request for request, _ in self._taken], replies)
-        for (_, future), part in zip(self._taken, parts, strict=True):
+        *own, answer = replies
+        for (request, future), reply in zip(self._taken, own, strict=True):
+            request.link = self._joined.link
             if not future.done():
-                future.set_result(part)
+                future.set_result((reply, answer))
         self._connection._wait()
 
     def set_exception(self, error: Exception, /) -> None:
@@ -170,9 +200,11 @@ class BlockingDurableConnection(BlockingConnection):
         taken, line.next = line.next, []
         outcome: BaseException | None = None
         try:
-            replies = super().call(_joined(taken))
-            for request, part in zip(taken, _parted(taken, replies), strict=True):
-                request.outcome = part
+            joined = _joined(taken)
+            *own, answer = super().call(joined)
+            for request, reply in zip(taken, own, strict=True):
+                request.link = joined.link
+                request.outcome = (reply, answer)
         except Exception as error:
             outcome = error
         except BaseException:

@@ -80,11 +80,13 @@ class Link(asyncio.Protocol):
                 request = inflight[0]
                 if request.count == 1:
                     del inflight[0]
+                    request.link = self
                     self.on_reply(self, request, reply)
                     continue
                 request.replies.append(reply)
                 if len(request.replies) == request.count:
                     del inflight[0]
+                    request.link = self
                     self.on_reply(self, request, request.replies)
         except ProtocolError as error:
             fields = {"server": str(self.endpoint)}

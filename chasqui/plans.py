@@ -9,10 +9,10 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from chasqui import payload, scripts
-from chasqui._core.reply import ReplyError
 from chasqui.adding import (
     ANSWER_TTL_S,
     CHUNK_JOBS,
@@ -25,12 +25,12 @@ from chasqui.adding import (
     Numbering,
     check_all,
 )
-from chasqui.durable import DurableRequest, check_confirmed, wait_words
-from chasqui.errors import NotSupportedError, OutcomeUnknownError, QueueFullError, ServerError
+from chasqui.durable import confirmed, wait_words
+from chasqui.errors import NotSupportedError, QueueFullError, ServerError
 from chasqui.job import Job
 from chasqui.keys import Keys, check_text, shown
 from chasqui.request import Effect, Plan, Request, commands
-from chasqui.server import exception_for, warn_if_early
+from chasqui.server import warn_if_early
 
 #: A result is looked for as often as this, whatever a caller says; no sleep takes any number.
 MAX_POLL_S: Final = 3600.0
@@ -92,25 +92,20 @@ class Plans:
         now_ms = time.time_ns() // 1_000_000
         if not batch.payloads:
             return Added([], now_ms, [])
+        if options.durable is not None:
+            return (yield from self._add_durably(batch, options, options.durable, now_ms))
         batch.draw_delayed_ids(now_ms)
-        if options.durable is not None and options.durable not in self._durable:
-            yield from self._probe_durable(options.durable)
         chunk = self.numbering.chunk
         ids: list[str] = []
         jobs: list[Job] = []
         replies: list[Any] = []
         parts = list(batch.slices())
-        limit: int | None = None
-        asked: list[Request] = []
-        if options.max_backlog is not None and batch.immediate():
-            # The first chunk asks for room for the whole batch; the others follow if it got it.
-            limit = options.max_backlog - batch.immediate() + batch.immediate(parts[0])
-            if len(parts) > 1:
-                first = chunk(batch, parts.pop(0), options, now_ms, ids, limit)
-                # A copy: a request that is settled lets go of its bytes.
-                asked.append(Request(first.frame, first.effect, script=first.script))
-                replies.append(self._unless_full((yield first), options))
-                limit = None
+        limit = _first_limit(batch, parts, options)
+        if limit is not None and len(parts) > 1:
+            first = chunk(batch, parts.pop(0), options, now_ms, ids, limit)
+            replies.append(self._unless_full((yield first), options))
+            limit = None
+        had_some = bool(replies)
 
         def chunks() -> Iterator[Request]:
             for part in parts:
@@ -118,22 +113,45 @@ class Plans:
             jobs.extend(batch.jobs(ids, now_ms))  # while the server works on them
 
         try:
-            if options.durable is None:
-                replies += yield chunks()
-            else:
-                # The first once more: all that is to be confirmed goes over one link.
-                replies = yield from _confirmed([*asked, *chunks()], options.durable)
+            replies += yield chunks()
         except Exception as error:
             replies.append(error)
-        check_all(replies, had_some=bool(asked))
+        check_all(replies, had_some=had_some)
+        return self._added(batch, options, Added(ids, now_ms, jobs), replies)
+
+    def _add_durably(
+        self, batch: Batch, options: AddOptions, durable: Durable, now_ms: int
+    ) -> Plan[Added]:
+        """The same, and wait for the disk or a replica."""
+        if durable not in self._durable:
+            yield from self._probe_durable(durable)
+        ids = batch.draw_ids(now_ms)
+        parts = list(batch.slices())
+        numbers = [self.numbering.number() for _ in parts]
+        limit = _first_limit(batch, parts, options)
+
+        def make(i: int, limit: int | None = None) -> Request:
+            return self.numbering.chunk(batch, parts[i], options, now_ms, [], limit, numbers[i])
+
+        had_some = limit is not None and len(parts) > 1
+        if had_some:
+            self._unless_full((yield make(0, limit)), options)
+            limit = None
+        chunks = [partial(make, i, limit) for i in range(len(parts))]
+        replies = yield from confirmed(chunks, durable)
+        check_all(replies, had_some=had_some)
+        return self._added(batch, options, Added(ids, now_ms, []), replies)
+
+    def _added(self, batch: Batch, options: AddOptions, added: Added, replies: list[Any]) -> Added:
+        """What an add came to, by the replies to its chunks."""
         for reply in replies:
             self._unless_full(reply, options)
-        jobs = jobs or batch.jobs(ids, now_ms)
+        jobs = added.jobs or batch.jobs(added.ids, added.created_at_ms)
         if batch.kinds is not None:
             flags = (flag for reply in replies for flag in reply)
             for job, flag in zip(jobs, flags, strict=bool(jobs)):
                 job.is_new = flag == ord("1")
-        return Added(ids, now_ms, jobs)
+        return Added(added.ids, added.created_at_ms, jobs)
 
     def _unless_full(self, reply: Any, options: AddOptions) -> Any:
         """A chunk's reply, if the queue had room for it."""
@@ -244,15 +262,12 @@ class Plans:
                 return deleted
 
 
-def _confirmed(chunks: list[Request], durable: Durable) -> Plan[list[Any]]:
-    """For each chunk its reply or its exception, once those that were applied are safe."""
-    replies, answer = yield DurableRequest(chunks, durable)
-    found = [exception_for(one) if isinstance(one, ReplyError) else one for one in replies]
-    if not any(isinstance(one, Exception | list) for one in found):
-        check_confirmed(answer, durable)
-    elif len(found) > 1 and any(isinstance(one, list) for one in found):
-        raise OutcomeUnknownError("the server lost some jobs of the batch, and is full by now")
-    return found
+def _first_limit(batch: Batch, parts: list[slice], options: AddOptions) -> int | None:
+    """The backlog beyond which the first chunk is refused, so that there is room for all; the
+    others follow if it got it."""
+    if options.max_backlog is None or not batch.immediate():
+        return None
+    return options.max_backlog - batch.immediate() + batch.immediate(parts[0])
 
 
 class ResultWait:

@@ -65,6 +65,7 @@ class Request:
         "effect",
         "frame",
         "is_in_doubt",
+        "link",
         "outcome",
         "raises",
         "refusal",
@@ -97,6 +98,8 @@ class Request:
         #: An `Outcome`, or, on a blocking connection, the reply or the exception itself.
         self.outcome: Any = None
         self.replies: list[Any] = []
+        #: The link that its last answer came over.
+        self.link: object = None
         self.deadline_s = 0.0
         self.tries = 0
         #: Why the server would not do it just now.

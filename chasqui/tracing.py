@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from chasqui._core.entry import Entry
-from chasqui.adding import Added, AddOptions, Batch, ulids
+from chasqui.adding import Added, AddOptions, Batch
 from chasqui.keys import RUN_BEFORE, TRACEPARENT
 from chasqui.plans import Plans
 from chasqui.request import Plan
@@ -84,11 +84,9 @@ def add(tracing: Tracing | None, plans: Plans, batch: Batch, options: AddOptions
     """The plan of an add, with its span around it and its context on the jobs."""
     if tracing is None or not batch.payloads:
         return (yield from plans.add(batch, options))
-    at_ms = time.time_ns() // 1_000_000
     count = len(batch.payloads)
     # Before the jobs are encoded, so that the span can name them.
-    ids = [ulids.next(at_ms) if one is None else one for one in batch.ids or [None] * count]
-    batch.ids = list(ids)
+    ids = batch.draw_ids(time.time_ns() // 1_000_000)
     with safely(tracing.sending, plans.keys.queue, ids) as context:
         if context is not None:
             batch.trace = context
