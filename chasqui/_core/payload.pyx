@@ -7,10 +7,10 @@ cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.dict cimport PyDict_Check, PyDict_CheckExact
+from cpython.dict cimport PyDict_Check, PyDict_CheckExact, PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check, PyFloat_CheckExact
 from cpython.list cimport PyList_Check, PyList_CheckExact, PyList_New, PyList_SET_ITEM
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport PyObject, Py_INCREF
 from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
@@ -189,10 +189,12 @@ cdef class Packer:
             return self.put_long(out, value)
         if PyFloat_Check(value):
             return self.put(out, PyFloat_AS_DOUBLE(value), depth)
-        if PyDict_Check(value):
-            return self.put(out, dict(value), depth)
-        if PyList_Check(value):
-            return self.put(out, list(value), depth)
+        if PyDict_Check(value) or PyList_Check(value):
+            try:
+                plain = dict(value) if PyDict_Check(value) else list(value)
+            except RuntimeError:                # it is gone through by code of its own
+                return self.refuse("changed", value)
+            return self.put(out, plain, depth)
         if PyBytes_Check(value):
             return self.put_bytes(out, value)
         if isinstance(value, (bytearray, memoryview)):
@@ -208,9 +210,12 @@ cdef class Packer:
     cdef bint put_dict(self, CommandBuffer out, dict value, int depth) except -1:
         if depth == MAX_DEPTH:
             return self.refuse("depth", value)
-        cdef Py_ssize_t left = len(value)
+        cdef Py_ssize_t left = len(value), at = 0
+        cdef PyObject* next_key
+        cdef PyObject* next_item
         out.advance(put_map_header(out.reserve(WIDEST), left))
-        for key, item in value.items():
+        while PyDict_Next(value, &at, &next_key, &next_item):
+            key, item = <object>next_key, <object>next_item
             left -= 1
             if PyUnicode_Check(key):
                 if not self.put_text(out, key):
@@ -223,7 +228,7 @@ cdef class Packer:
                 return False
             if not self.put(out, item, depth + 1):
                 return self.step_out(key)
-        if left:                                # what it is made of ran code that changed it
+        if left:                                # what it is made of ran code, and maybe another thread
             return self.refuse("changed", value)
         return self.fits(out, value)
 

@@ -333,3 +333,33 @@ def test_a_value_that_its_own_parts_change_is_refused() -> None:
     items.extend([Short([1]), 2])
     with pytest.raises(PayloadError, match="changed"):
         encode(items)
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink"])
+def test_a_dict_that_its_own_parts_change_is_refused(change: str) -> None:
+    fields: dict[str, Any] = {}
+
+    class Part(list[Any]):
+        def __iter__(self) -> Any:
+            if change == "grow":
+                fields["more"] = 1
+            else:
+                fields.pop("last", None)
+            return super().__iter__()
+
+    fields.update(first=Part([1]), last=2)
+    with pytest.raises(PayloadError, match=r'data\["fields"\] was changed while it was encoded'):
+        encode({"fields": fields})
+
+
+def test_a_dict_that_changes_while_it_is_copied_is_refused() -> None:
+    class Growing(dict[str, Any]):
+        def __iter__(self) -> Any:
+            for key in super().__iter__():
+                self[f"{key}+"] = 1
+                yield key
+
+        keys = __iter__
+
+    with pytest.raises(PayloadError, match=r"data\[0\] was changed while it was encoded"):
+        encode([Growing(a=1, b=2)])

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -105,6 +106,33 @@ NAMES: list[tuple[Any, type[Exception], str]] = [
 def nowhere(queue_at: Callable[..., Any]) -> Any:
     """A queue that would fail in another way if anything were sent."""
     return queue_at("redis://127.0.0.1:1")
+
+
+class Part(list[Any]):
+    """Part of a dict to which another thread adds whenever this part is packed."""
+
+    def __init__(self, whole: dict[str, Any], pool: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._whole = whole
+        self._pool = pool
+
+    def __iter__(self) -> Any:
+        self._pool.submit(self._whole.setdefault, str(len(self._whole)), 1).result()
+        return super().__iter__()
+
+
+async def test_a_dict_that_another_thread_adds_to(queue: Any, redis: redis_py.Redis, keys: Keys):
+    with ThreadPoolExecutor(1) as pool:
+        data: dict[str, Any] = {}
+        data.update(part=Part(data, pool), last=1)
+        with pytest.raises(PayloadError, match=r"^data was changed while it was encoded"):
+            await queue.add("n", data)
+        with pytest.raises(PayloadError, match=r"^data was changed while it was encoded"):
+            await queue.add("n", data, delay_ms=5)
+        rows = [{"name": "n", "data": 1}, {"name": "n", "data": data}]
+        with pytest.raises(PayloadError, match=r"^jobs\[1\]: data was changed while"):
+            await queue.add_bulk(rows)
+    assert redis.exists(keys.stream, keys.delayed) == 0
 
 
 @pytest.mark.parametrize(("options", "kind", "message"), OPTIONS, ids=named)
