@@ -9,7 +9,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
 from chasqui import scripts
@@ -17,7 +16,7 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import evalsha_jobs
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import OutcomeUnknownError
-from chasqui.job import Job, ResultSource
+from chasqui.job import Job, ResultSource, job_slots
 from chasqui.keys import Keys, shown
 from chasqui.request import Effect, Request
 
@@ -67,9 +66,9 @@ class Batch:
         """The jobs that an add returns, in order; none where nobody said what they are made of."""
         if self.data is None:
             return []
-        names = repeat(self.names) if isinstance(self.names, str) else self.names
-        at_ms, owner = repeat(created_at_ms), repeat(self.owner)
-        return list(map(Job, ids, names, self.data, repeat(0), at_ms, repeat(True), owner))
+        return job_slots.make(
+            len(ids), ids, self.names, self.data, 0, created_at_ms, True, self.owner, None
+        )
 
     def draw_ids(self, now_ms: int) -> list[str]:
         """The ids of all its jobs, from now on for good."""

@@ -9,8 +9,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from chasqui._core.slots import Slots
 from chasqui.errors import LeaseLostError
 from chasqui.keys import shown
 
@@ -113,6 +114,10 @@ class Job:
                 "Queue.add / Queue.add_bulk, not from a Worker handler"
             )
         return self._queue
+
+
+#: Makes jobs from columns of checked values, at a third of what calls to Job cost.
+job_slots: Final = Slots(Job)
 
 
 @dataclass(frozen=True, slots=True)

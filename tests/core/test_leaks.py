@@ -40,6 +40,7 @@ from chasqui._core.maps import pack_maps
 from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import Builder, ProtocolError, ReplyReader
 from chasqui._core.ulid import UlidFactory
+from chasqui.job import job_slots
 from tests.core.memory import assert_keeps_nothing
 from tests.core.record_replies import frame
 
@@ -196,6 +197,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "pack_jobs, wrong": lambda: pack_jobs(ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]),
     "pack_maps": lambda: pack_maps(2, [NUMBERS, ("p", "packed", 0, None, [b"\xc0"] * 2, None)]),
     "pack_maps, wrong": lambda: pack_maps(2, [NUMBERS, ("n", "int64", 9, None, bytes(16), None)]),
+    "slots": lambda: job_slots.make(2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None),
+    "slots, wrong": lambda: job_slots.make(2, ["a"], "n", [[], {}], 0, NOW_MS, True, None, None),
     "xadd": clean(lambda: xadd(BUFFER, b"k", ["field", 1000, b"x", 2.5], maxlen=1000)),
     "xadd, wrong": lambda: xadd(BUFFER, b"k", ["field", None]),
     "xadd_dlq": clean(
