@@ -88,10 +88,14 @@ async def test_what_was_taken_from_the_socket_does_not_run_here(
             client.xack(keys.stream, "default", stolen)
             client.xdel(keys.stream, stolen)
 
+    async def reads_on() -> bool:
+        listed = (await redis("CLIENT", "LIST")).decode().splitlines()
+        return any("cmd=xreadgroup" in one and "flags=b" in one for one in listed)
+
     async def handler(job: Job) -> None:
         ran.append(job.data)
         if job.data == "block":
-            await asyncio.sleep(0.05)  # the next read is out by now
+            await until(reads_on, "the next read is out")
             thief = threading.Thread(target=rob)
             thief.start()
             time.sleep(LEASE_S * 2)  # noqa: ASYNC251 - the very point

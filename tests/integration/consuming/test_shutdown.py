@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,16 @@ async def test_cancelling_run_drains(queue: Queue, start: Start, redis: Redis, k
     assert await at_rest(redis, keys)
 
 
+def _has_stopped_reading(running: Running) -> Callable[[], Awaitable[bool]]:
+    """What tells whether the drain is past its first step."""
+
+    async def told() -> bool:
+        engine = running.worker._engine
+        return engine is not None and engine._reading.is_closed
+
+    return told
+
+
 async def test_cancelling_run_twice_stops_at_once(queue: Queue, start: Start) -> None:
     begun = asyncio.Event()
 
@@ -161,11 +171,7 @@ async def test_cancelling_run_twice_stops_at_once(queue: Queue, start: Start) ->
     await queue.add("n", None)
     await running.fact(begun.wait())
     running.task.cancel()
-
-    async def is_draining() -> bool:
-        return running.worker._engine is not None and running.worker._engine._stop.is_set()
-
-    await until(is_draining, "the drain has begun")
+    await until(_has_stopped_reading(running), "the drain has begun")
     running.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running.task
@@ -203,7 +209,7 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_is_gone(
         await running.completed(1)
         if was_closed:
             await running.worker.close()
-            await asyncio.sleep(0.2)
+            await until(_has_stopped_reading(running), "the drain has begun")
         running.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.shield(running.task), WAIT_S)

@@ -331,7 +331,8 @@ async def test_a_queue_closed_with_adds_in_flight(
     proxy.stall()
     adds = [asyncio.create_task(queue.add("n", n)) for n in range(4)]
     adds.append(asyncio.create_task(queue.add_bulk(_BULK)))
-    await asyncio.sleep(0.05)
+    for _ in range(3):
+        await asyncio.sleep(0)  # a turn to begin, and one to be written in
     await queue.close()
     outcomes = await asyncio.gather(*adds, return_exceptions=True)
     proxy.resume()
