@@ -23,8 +23,6 @@ FAULTS = {
     "killed before": Fault.HOLD_BEFORE,
     "killed after": Fault.HOLD_AFTER,
 }
-#: Another fault at the command before or behind leaves the server as these do.
-TWINS = ("link cut behind", "killed before")
 
 # ── What is there beforehand ────────────────────────────────────────────────────────────────────
 
@@ -212,10 +210,7 @@ OPERATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=pytest.mark.long) if name in TWINS else name for name in FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nothing_is_lost_or_doubled(
     name: str, fault: str, server: Server | RemoteServer, queue_name: str, tmp_path: Path
