@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 DEFAULT_URL: Final = "redis://127.0.0.1:6379"
 
@@ -113,7 +113,7 @@ class Endpoint:
 
 def _parse_embedded(url: str) -> str | None:
     """The server's directory; None for a temporary one."""
-    parts = urlsplit(url)
+    parts = _split(url)
     path = unquote(parts.path)
     is_rooted = path.startswith("/") and path.strip("/") and not parts.netloc
     if parts.query or parts.fragment or not (is_rooted or url.endswith("://")):
@@ -127,11 +127,12 @@ def _parse_embedded(url: str) -> str | None:
 def _parse_network(
     url: str, scheme: str, tls: bool, tls_context: ssl.SSLContext | None
 ) -> Endpoint:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        # Its own message may quote the part with the password.
-        raise ValueError("redis_url is not a URL that can be read") from None
+    parts = _split(url)
+    if "@" in parts.query or "@" in parts.fragment:
+        # What is behind the host is quoted below; here it is the rest of a password.
+        raise ValueError(
+            "redis_url has an @ behind its host: in a password / is %2F, ? is %3F and # is %23"
+        )
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     user, _, place = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
@@ -181,6 +182,14 @@ def _parse_network(
         (tls_context or _tls_context(options)) if wants_tls else None,
         options,
     )
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        # Its own message may quote the part with the password.
+        raise ValueError("redis_url is not a URL that can be read") from None
 
 
 def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:

@@ -92,6 +92,11 @@ class Proxy:
         with self._fact:
             self._rules.append(_Rule(fault, command.upper().encode(), nth, times, holding))
 
+    def forget(self) -> None:
+        """Let nothing happen any more that `fail` asked for."""
+        with self._fact:
+            self._rules.clear()
+
     def cut_after_bytes(self, count: int, *, to_server: bool) -> None:
         """Cut the link after so many more bytes in one direction."""
         with self._fact:

@@ -69,6 +69,9 @@ def commands() -> str:
     """What repeats each run."""
     prefixes = ("chaos-", "peer-", "figure-")
     lines = [told["command"] for prefix in prefixes for told in _runs(prefix)]
+    lines += [_result(word)["command"] for word in WORDS if (RESULTS / f"{word}.json").exists()]
+    fuzzed = (_read(RESULTS / "fuzz.json") or {}).values()
+    lines += dict.fromkeys(one["command"].partition(" --only")[0] for one in fuzzed)
     return "\n" + "\n".join(f"    {line}" for line in lines) + "\n\n"
 
 
@@ -198,18 +201,70 @@ def _found_takeover() -> str:
     )
 
 
-def _found_reconnect() -> str:
-    told = _measured("G7")
-    found = told["resumed_s"]
+def _found_leases() -> str:
+    told = _result("leases")
     return (
-        f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, at most {found['max']:.2f} s after "
-        f"{found['count']} of {sum(told['faults'].values())} crashes of the server (the next one "
-        "followed the others within a second); consuming after each"
+        f"{told['done']:,} handlers of {told['shortest_s']:g} s and more, {told['blocking']:,} of "
+        f"them blocking the loop, in {told['processes']} processes with a lease of "
+        f"{told['lease_ms'] / 1000:g} s, some of which always wait: {told['extra_runs']} extra runs"
+    )
+
+
+def _found_reconnect() -> str:
+    told = _result("restarts")
+    found, silent = told["recovered_s"], len(told["silent"])
+    return (
+        f"{_quantiles(found)} after {told['restarts']:,} restarts and crashes; no job done after "
+        f"{silent} of them; at most {told['most_dials_in_a_second']} dials in a second; "
+        f"{told['extra_runs']} extra runs and {len(told['faults'])} faults among "
+        f"{told['jobs']:,} jobs"
+    )
+
+
+def _found_failover() -> str:
+    told = _result("failovers")
+    each = [
+        f"{name}: {_quantiles(told[name]['took_s'])} of {told[name]['failovers']}, "
+        f"{len(told[name]['faults'].get('lost', []))} of {told[name]['confirmed']:,} confirmed "
+        "jobs lost"
+        for name in ("sentinel", "cluster")
+    ]
+    return "; ".join(each)
+
+
+def _found_fuzz() -> str:
+    told = _result("fuzz")
+    crashes = sum(one["crashes"] for one in told.values())
+    grown_mb = max(one["grown_mb"] for one in told.values())
+    counts = sorted({one["inputs"] for one in told.values()}, reverse=True)
+    each = [
+        f"{count:,} inputs for each of {', '.join(n for n in told if told[n]['inputs'] == count)}"
+        for count in counts
+    ]
+    return f"{'; '.join(each)}: {crashes} crashes or reports, at most {grown_mb} MB grown"
+
+
+def _found_cancels() -> str:
+    told = _result("cancels")
+    return (
+        f"{told['cancelled']:,} calls cancelled, {told['answered']:,} answered, links cut "
+        f"{told['cuts']} times: {told['mismatched']} mismatched, {told['failed']} failed, "
+        f"{sum(told['left'].values())} tasks, links or descriptors left"
+    )
+
+
+def _found_slots() -> str:
+    told = _result("slots")
+    return (
+        f"{told['fires']:,} fires of {told['slots']:,} slots of {told['specs']} specs, through "
+        f"{sum(told['faults'].values()) - told['faults'].get('calm', 0)} faults, of them "
+        f"{told['faults']['clock_put_forward'] + told['faults'].get('clock_put_back', 0)} jumps of "
+        "the clock; equal at each rest"
     )
 
 
 def _found_idle() -> str:
-    told = json.loads((RESULTS / "idle.json").read_text())
+    told = _result("idle")
     return (
         f"{told['queues']} queues in one process: {told['cpu_percent']} % of a core, "
         f"{told['commands_per_s_and_worker']} commands a second for each worker"
@@ -217,7 +272,7 @@ def _found_idle() -> str:
 
 
 def _found_hostile() -> str:
-    told = json.loads((RESULTS / "hostile.json").read_text())
+    told = _result("hostile")
     first, most = told["rss_mb"]
     return (
         f"{told['done']:,} of {told['good']:,} good ones done, {told['buried']:,} of "
@@ -225,10 +280,13 @@ def _found_hostile() -> str:
     )
 
 
+#: The programs that show one figure each, and keep what repeats it.
+WORDS = ("leases", "restarts", "failovers", "cancels", "slots")
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,
-    "G7": _found_reconnect, "G13": _found_idle, "G15": _found_hostile,
+    "G6": _found_leases, "G7": _found_reconnect, "G8": _found_failover, "G9": _found_fuzz,
+    "G11": _found_cancels, "G13": _found_idle, "G14": _found_slots, "G15": _found_hostile,
 }  # fmt: skip
 SECTIONS: dict[str, Callable[[], str]] = {
     "chaos": chaos, "kinds": kinds, "commands": commands, "peers": peers,
@@ -246,8 +304,12 @@ def _runs(prefix: str) -> list[dict[str, Any]]:
 
 
 def _measured(figure: str) -> dict[str, Any]:
-    """The run that was made for a figure."""
-    told: dict[str, Any] = json.loads((RESULTS / f"figure-{figure}.json").read_text())
+    """The run of the chaos that was made for a figure."""
+    return _result(f"figure-{figure}")
+
+
+def _result(word: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((RESULTS / f"{word}.json").read_text())
     return told
 
 
@@ -263,6 +325,10 @@ def _times(found: dict[str, float]) -> str:
     if not found:
         return "none"
     return " / ".join(f"{found[name]:.2f}" for name in ("p50", "p99", "max")) + " s"
+
+
+def _quantiles(found: dict[str, float]) -> str:
+    return f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, at most {found['max']:.2f} s"
 
 
 def _most(told: dict[str, Any], key: str) -> str:

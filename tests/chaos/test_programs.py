@@ -3,13 +3,17 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
-from tests.chaos import durability, hostile, idle
+from chasqui.keys import ENVELOPE
+from tests.chaos import cancels, durability, failovers, hostile, idle, leases, restarts, slots
 from tests.faults.disk import build_shim
+from tests.servers import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_hostile_entries_are_buried_and_good_ones_done() -> None:
@@ -36,3 +40,77 @@ def test_idle_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "SETTLE_S", 0.2)
     told = asyncio.run(idle.measure("valkey-9", 2, 1.0))
     assert told["commands_per_s_and_worker"] > 0
+
+
+def test_long_handlers_run_once() -> None:
+    told = leases.measure("redis-8.6", 12, leases.SPARE + 3, seed=1)
+    assert leases.wrong(told) == []
+    assert told["blocking"] == 6
+
+
+def test_without_leases_long_handlers_run_again() -> None:
+    target = "tests.crash.workers:make_without_heartbeat"
+    told = leases.measure("redis-8.6", 6, leases.SPARE + 3, seed=1, target=target)
+    assert any("runs more than jobs" in line for line in leases.wrong(told))
+
+
+def test_a_worker_consumes_after_each_restart() -> None:
+    told = restarts.measure("valkey-9", 3, seed=1)
+    assert told["recovered_s"]["count"] == 3
+    assert (told["silent"], told["extra_runs"], told["faults"]) == ([], 0, {})
+
+
+def test_dials_are_counted_by_the_second(valkey_9: Server) -> None:
+    with restarts.Dials(valkey_9.url) as link:
+        link.at_s = [0.0, 0.9, 1.0, 1.1, 1.8, 5.0]
+        assert link.most_in_a_second(0.0, 9.0) == 4
+        assert link.most_in_a_second(0.0, 1.0) == 2
+
+
+@pytest.mark.parametrize("group", list(failovers.GROUPS))
+def test_a_primary_that_is_replaced(group: str) -> None:
+    told = failovers.measure("redis-8.6", group, 2, seed=1)
+    assert told["took_s"]["count"] == 2
+    assert told["confirmed"] > 0
+    assert told["faults"] == {}
+
+
+def test_cancelled_calls_leave_nothing_behind() -> None:
+    told = asyncio.run(cancels.measure("valkey-9", 2_000, seed=1))
+    assert cancels.wrong(told) == []
+    assert told["cancelled"] >= 2_000
+
+
+async def test_a_reply_of_another_call_is_seen() -> None:
+    """The connection gives each call the answer to the one before."""
+
+    class OutOfStep:
+        last = b""
+
+        async def submit(self, request: Any) -> bytes:
+            found, OutOfStep.last = OutOfStep.last, request.frame.split(b"\r\n")[4]
+            return found
+
+    storm = cancels.Storm()
+    tags = [storm._call(cancels._one, OutOfStep(), tag) for tag in range(5)]  # type: ignore[arg-type]
+    await asyncio.gather(*tags)
+    assert storm.mismatched == 5
+
+
+def test_every_slot_fires_once() -> None:
+    told = slots.measure("valkey-9", 3_000, seed=1)
+    assert slots.wrong(told) == []
+    assert told["slots"] == told["fires"] >= 3_000
+
+
+@pytest.mark.parametrize("fires", [2, 4])
+def test_a_slot_that_fires_twice_or_not_is_seen(
+    valkey_9: Server, queue_name: str, fires: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "REST_S", 0.1)
+    with redis.Redis.from_url(valkey_9.url) as client:
+        for _ in range(fires):
+            client.xadd(queue_name, {ENVELOPE: hostile.envelope(7)})
+        books = slots.Books(client, queue_name.encode(), specs={7: (0, 3_000, 1_000)})
+        with pytest.raises(slots.WrongCountError, match=rf"here: .*7: \({fires}, 3\)"):
+            books.rest("here")

@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from chasqui import sync
 from chasqui.errors import ChasquiError
@@ -17,11 +17,13 @@ PAUSE_S = 0.02
 class Load:
     """Adds jobs in a thread until its `with` block ends."""
 
-    def __init__(self, url: str, queue_name: str, name: str = "work", *, first: int = 0) -> None:
+    def __init__(
+        self, url: str, queue_name: str, name: str = "work", *, first: int = 0, **options: Any
+    ) -> None:
         self.added: list[int] = []
         #: Adds that failed: they may have happened all the same.
         self.unknown: list[int] = []
-        self._queue = sync.Queue(queue_name, redis_url=url)
+        self._queue = sync.Queue(queue_name, redis_url=url, **options)
         self._name = name
         self._next = first
         self._stop = threading.Event()

@@ -13,6 +13,7 @@ from typing import Any
 
 from chasqui import Job, UnrecoverableError, Worker
 from chasqui.consumer.acker import AckBatch, Acker
+from chasqui.consumer.heartbeat import Heartbeat
 from tests.ledger import Ledger
 
 SETTINGS = "CRASH_TEST_WORKER"
@@ -27,6 +28,17 @@ def make() -> Worker:
     if told["dies_before_flush"]:
         die_before_flush(runs.ledger, told["who"], told["dies_before_flush"])
     return Worker(told["queue"], runs.handlers(), consumer_id=told["who"], **told["options"])
+
+
+def make_without_heartbeat() -> Worker:
+    """The same, but that it renews no lease and believes it did."""
+
+    def pretend(heartbeat: Heartbeat) -> int:
+        heartbeat._holdings.renewed(time.monotonic())
+        return 0
+
+    Heartbeat.run_once = pretend  # type: ignore[method-assign]
+    return make()
 
 
 def make_of_many() -> Worker:

@@ -1,7 +1,6 @@
 """Clocks that jump by an hour, the server's or a worker's: jobs run, and when they should."""
 
 import asyncio
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,52 +18,20 @@ from chasqui.queue import Queue
 from chasqui.request import Effect
 from chasqui.scheduler import SchedulerConfig, SchedulerDuty
 from tests.crash.conftest import Fleet, eventually
-from tests.faults.disk import build_shim
+from tests.faults.clock import HOUR_S, ClockServer, build_clock, clock_s
 from tests.integration.consuming.conftest import Redis, Running
 from tests.integration.timed.facts import eventually as becomes_true
 from tests.integration.timed.facts import running as runs
 from tests.servers import KINDS, Server
 
-HOUR_S = 3600
 IN_FLIGHT = 20
-
-
-class ClockServer(Server):
-    """A server whose wall clock can be set."""
-
-    def __init__(self, kind: str, shim: Path, clock: Path) -> None:
-        self._shim, self._clock = shim, clock
-        self._set(0)
-        super().__init__(kind)
-
-    def jump(self, seconds: int) -> None:
-        """Let its clock be off by so much; return when it has noticed."""
-        self._set(seconds)
-        with redis_py.Redis.from_url(self.url) as client:
-            eventually(
-                lambda: abs(clock_s(client) - time.time() - seconds) < HOUR_S / 2, "it has jumped"
-            )
-
-    def _set(self, seconds: int) -> None:
-        with open(self._clock, "r+b" if self._clock.exists() else "wb") as file:
-            file.write(struct.pack("=q", seconds))
-
-    def _command(self, port: int) -> list[str]:
-        variables = [f"LD_PRELOAD={self._shim}", f"CLOCK_FILE={self._clock}"]
-        return ["env", *variables, *super()._command(port)]
 
 
 @pytest.fixture(params=KINDS)
 def clock_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClockServer]:
-    shim = build_shim(tmp_path, Path(__file__).with_name("clock.c"))
-    with ClockServer(request.param, shim, tmp_path / "clock") as server:
+    with ClockServer(request.param, build_clock(tmp_path), tmp_path / "clock") as server:
         request.node.user_properties.append(("server", request.param))
         yield server
-
-
-def clock_s(client: redis_py.Redis) -> float:
-    seconds, micros = client.time()
-    return float(seconds) + micros / 1e6
 
 
 # ── The server's ────────────────────────────────────────────────────────────────────────────────

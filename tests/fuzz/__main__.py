@@ -1,10 +1,12 @@
 """`python -m tests.fuzz`: broken input for each decoder of the core, under the sanitizers."""
 
 import argparse
+import json
 import os
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -22,6 +24,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=run.NAMES, help="this target")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="feed one kept input")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="note what came of it there")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
@@ -39,6 +42,10 @@ def main() -> int:
     names = options.only or list(run.NAMES)
     outcome = _run(console, names, options.inputs, seed, options.jobs)
     console.print(_table(outcome))
+    if options.json:
+        told = json.loads(options.json.read_text()) if options.json.exists() else {}
+        told |= _told(outcome, options.inputs, seed, options.jobs)
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
     if not outcome.failure:
         return 0
     console.print(outcome.failure.report, markup=False)
@@ -80,7 +87,7 @@ def _table(outcome: run.Outcome) -> Table:
     for title in ("inputs", "seconds", "per s", "accepted", "refused", "crashes", "grown MB"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, state in outcome.states.items():
-        crashes = int(outcome.failure is not None and outcome.failure.target == name)
+        crashes = _crashes(outcome, name)
         table.add_row(
             name,
             f"{state.inputs:,}",
@@ -92,6 +99,23 @@ def _table(outcome: run.Outcome) -> Table:
             f"{state.growth_kb / 1024:.0f}",
         )
     return table
+
+
+def _told(outcome: run.Outcome, inputs: int, seed: int, jobs: int) -> dict[str, Any]:
+    """What came of each target, and what repeats it."""
+    command = f"python -m tests.fuzz --inputs {inputs} --jobs {jobs} --seed {seed}"
+    return {
+        name: {
+            "inputs": state.inputs, "accepted": state.accepted, "crashes": _crashes(outcome, name),
+            "grown_mb": state.growth_kb // 1024, "seconds": state.elapsed_ms // 1000,
+            "command": f"{command} --only {name}",
+        }
+        for name, state in outcome.states.items()
+    }  # fmt: skip
+
+
+def _crashes(outcome: run.Outcome, name: str) -> int:
+    return int(outcome.failure is not None and outcome.failure.target == name)
 
 
 def _rate(state: State) -> float:

@@ -24,6 +24,22 @@ RECORDED = (
     b"*2\r\n,inf\r\n,-1.5e-7\r\n",
 )
 
+#: The password of some URLs: no other part of one is it.
+SECRET = "Kanari-7f3a"
+_SCHEMES = (
+    "redis",
+    "rediss",
+    "redis+sentinel",
+    "redis+cluster",
+    "unix",
+    "embedded",
+    "REDIS",
+    "http",
+)
+_HOSTS = ("", "127.0.0.1", "a.example:6380", "[::1]", "[fe80::1]:7000", "ä.example", "a,b:1,c")
+_PATHS = ("", "/", "/0", "/15", "/mymaster/2", "/run/redis.sock", "/%2Ftmp/x", "/a/b/c", "/dir/")
+_QUERIES = ("", "", "?db=3", "?ssl_ca_certs=ca.pem", "?db=1&db=2", "?timeout=5", "#end")
+
 _TEXTS = ("", "a", "mail", "send-report", "ünïcode", "報告", "x" * 31, "x" * 32, "n" * 256)
 _BYTES = (b"", b"\xc0", b"\x00", b"\r\n", b"d", b"n", b"\x81\xa2to\xa3ada", b"\xff" * 9, b"p" * 300)
 #: Around every width that an integer may have.
@@ -105,6 +121,21 @@ class Corpus:
     def member(self) -> bytes:
         """A delayed member."""
         return encode_delayed_member(self._text(), self.envelope())
+
+    # ── Words ──
+
+    def url(self) -> bytes:
+        """A URL of any kind, some with a password."""
+        rng = self._rng
+        user = rng.choice(("", "", f":{SECRET}@", f"ada:{SECRET}@", f"a%3Ab:{SECRET}@", "ada@"))
+        parts = (rng.choice(_SCHEMES), "://", user, rng.choice(_HOSTS), rng.choice(_PATHS))
+        return "".join((*parts, rng.choice(_QUERIES))).encode()
+
+    def name(self) -> bytes:
+        """What a queue or a job may be called, or nearly."""
+        rng = self._rng
+        word = rng.choice((*_TEXTS, "a:b/c-d_e.f", "{a}", "a}b", "a b", "q\n", "\u2028", "*?["))
+        return (word * rng.choice((1, 1, 1, 2, 7, 9))).encode()
 
     # ── RESP ──
 

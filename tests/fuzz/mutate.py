@@ -1,4 +1,4 @@
-"""One input out of valid ones: nothing here knows the targets, only the two formats.
+"""One input out of valid ones: nothing here knows the targets, only their formats.
 
 `mutate` draws one number and takes it apart, because drawing costs more than what is done with it.
 """
@@ -43,6 +43,17 @@ MSGPACK = Format(
         *(b"", b"\xff\xff", b"\0\0\0\1", b"\x7f" + b"\xff" * 3, b"\xff" * 4, b"\xff" * 8),
     ),
     wrappers=(b"\x91", b"\x81\xa1k", b"\xdc\0\1", b"\xdd\0\0\0\1", b"\xde\0\1\1", b"\x92\xc0"),
+)
+
+WORDS = Format(
+    kind=re.compile(rb"[:/@?#&=,%\[\]+.]"),
+    kinds=tuple(bytes([kind]) for kind in b":/@?#&=,%[]{}+. \t\n\0\x7f\x80\xff*\\"),
+    length=re.compile(rb"([0-9]+)"),
+    lengths=(
+        *(str(number).encode() for number in (*range(-1, 17), 65_535, 65_536, *_HUGE)),
+        *(b"", b"01", b"1e3", b"0x1", b"\xd9\xa3", b"\xc2\xb2", b"9" * 30, b"9" * 5000),
+    ),
+    wrappers=(b"redis://", b"//", b"%25", b"a:b@", b"[", b"?db="),
 )
 
 

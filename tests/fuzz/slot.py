@@ -9,7 +9,7 @@ from typing import NamedTuple
 MAX_INPUT_BYTES = 1 << 18
 
 #: The most targets that one worker may go through.
-_MAX_TARGETS = 8
+_MAX_TARGETS = 16
 
 _STATE = struct.Struct("<4Q")
 _INPUT = struct.Struct("<2I")

@@ -19,9 +19,9 @@ from chasqui._core.envelope import (
 )
 from chasqui._core.payload import pack, unpack
 from chasqui._core.reply import INCOMPLETE, Builder, ProtocolError, Push, ReplyError, ReplyReader
-from tests.fuzz import columns, reference
+from tests.fuzz import columns, reference, words
 from tests.fuzz.corpus import Corpus
-from tests.fuzz.mutate import MSGPACK, RESP, Format
+from tests.fuzz.mutate import MSGPACK, RESP, WORDS, Format
 
 
 class WrongAnswerError(Exception):
@@ -318,5 +318,7 @@ TARGETS = {
         Target("payload", MSGPACK, Corpus.payload, check_payload),
         Target("columns", RESP, Corpus.columns, check_columns),
         Target("maps", MSGPACK, Corpus.arrow, check_maps),
+        Target("url", WORDS, Corpus.url, words.check_url),
+        Target("name", WORDS, Corpus.name, words.check_name),
     )
 }

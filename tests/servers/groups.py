@@ -48,9 +48,10 @@ class _Group:
 class _Sentinel(Server):
     """A sentinel that watches one primary."""
 
-    def __init__(self, kind: str, primary_port: int, quorum: int) -> None:
+    def __init__(self, kind: str, primary_port: int, quorum: int, down_after_ms: int) -> None:
         self._primary_port = primary_port
         self._quorum = quorum
+        self._down_after_ms = down_after_ms
         super().__init__(kind)
 
     def _command(self, port: int) -> list[str]:
@@ -58,23 +59,28 @@ class _Sentinel(Server):
         config.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {self.directory}\n"
             f"sentinel monitor mymaster 127.0.0.1 {self._primary_port} {self._quorum}\n"
-            "sentinel down-after-milliseconds mymaster 500\n"
-            "sentinel failover-timeout mymaster 2000\n"
+            f"sentinel down-after-milliseconds mymaster {self._down_after_ms}\n"
+            f"sentinel failover-timeout mymaster {4 * self._down_after_ms}\n"
         )
         return [str(self.binary), str(config), "--sentinel"]
 
 
 class Watched(_Group):
-    """A primary with replicas, watched by sentinels."""
+    """A primary with replicas, watched by sentinels, to which one is down that is silent for a
+    while."""
 
-    def __init__(self, kind: str, *, replicas: int = 1, sentinels: int = 1) -> None:
+    def __init__(
+        self, kind: str, *, replicas: int = 1, sentinels: int = 1, down_after_ms: int = 500
+    ) -> None:
         super().__init__()
         try:
             self.members.append(Server(kind, repl_diskless_sync_delay="0"))
             port = self.members[0].port
             for _ in range(replicas):
-                self.members.append(Server(kind, replicaof=f"127.0.0.1 {port}"))
-            self._sentinels = [_Sentinel(kind, port, sentinels // 2 + 1) for _ in range(sentinels)]
+                settings = {"repl_diskless_sync_delay": "0", "replicaof": f"127.0.0.1 {port}"}
+                self.members.append(Server(kind, **settings))
+            watch = (port, sentinels // 2 + 1, down_after_ms)
+            self._sentinels = [_Sentinel(kind, *watch) for _ in range(sentinels)]
             self.members += self._sentinels
             periods = "info-period 100 ping-period 100 publish-period 200"
             for sentinel in self._sentinels:  # of itself it looks around every 10 s
@@ -118,20 +124,26 @@ class Watched(_Group):
 
 
 class Cluster(_Group):
-    """Three primaries that share the slots, with settings of the test's own."""
+    """Three primaries that share the slots, with settings of the test's own, and as many replicas
+    for each as it wants."""
 
-    def __init__(self, kind: str, **settings: str) -> None:
+    def __init__(self, kind: str, *, replicas: int = 0, **settings: str) -> None:
         super().__init__()
         settings = {"cluster_enabled": "yes", "cluster_node_timeout": "2000"} | settings
         try:
-            for _ in range(3):
+            for _ in range(3 + 3 * replicas):
                 self.members.append(Server(kind, **settings))
             first, *others = self.members
-            for i, member in enumerate(self.members):
+            primaries = self.members[:3]
+            for i, member in enumerate(primaries):
                 slots = range(SLOTS * i // 3, SLOTS * (i + 1) // 3)  # 6.2 takes no ranges
                 _must(member, f"CLUSTER ADDSLOTS {' '.join(map(str, slots))}")
             for other in others:
                 _must(first, f"CLUSTER MEET 127.0.0.1 {other.port}")
+            for i, replica in enumerate(self.members[3:]):
+                primary_id = self._id(primaries[i % 3])
+                _wait(lambda port=replica.port, id=primary_id: id in ask(port, "CLUSTER NODES"))
+                _must(replica, f"CLUSTER REPLICATE {primary_id}")
             self.wait_until_whole()
         except BaseException:
             self.close()
@@ -147,6 +159,7 @@ class Cluster(_Group):
         for member in self.members:
             _wait(lambda member=member: "cluster_state:ok" in ask(member.port, "CLUSTER INFO"))
             _wait(lambda member=member: ask(member.port, "CLUSTER NODES").count("master") == 3)
+            _wait(lambda member=member: "master_link_status:down" not in _replication(member))
 
     def slot(self, key: str) -> int:
         return int(ask(self.members[0].port, f"CLUSTER KEYSLOT {key}")[1:])
@@ -158,6 +171,15 @@ class Cluster(_Group):
             for member in self.members
             if not ask(member.port, f"EXISTS {key}").startswith("-MOVED")
         )
+
+    @staticmethod
+    def is_primary(member: Server) -> bool:
+        """Whether a node takes itself for a primary."""
+        return "role:master" in _replication(member)
+
+    def fail_over(self, replica: Server) -> None:
+        """Make a replica the primary; return when it has begun."""
+        _must(replica, "CLUSTER FAILOVER")
 
     def start_move(self, slot: int, source: Server, target: Server) -> None:
         """From now on the source answers ASK for keys of the slot that it does not have."""
@@ -181,6 +203,10 @@ class Cluster(_Group):
     @staticmethod
     def _id(member: Server) -> str:
         return ask(member.port, "CLUSTER MYID").split("\r\n")[1]
+
+
+def _replication(member: Server) -> str:
+    return ask(member.port, "INFO replication")
 
 
 def _must(member: Server, command: str) -> None:

@@ -43,3 +43,18 @@ def test_one_database_at_most() -> None:
     assert Endpoint.parse("redis://h/2").db == Endpoint.parse("redis://h?db=2").db == 2
     with pytest.raises(ValueError, match="names two databases"):
         Endpoint.parse("redis://h/2?db=3")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:?secret=1@h",  # a ? that should be %3F
+        "redis://:#secret@h",
+        "redis://:[secret@h",
+        "embedded://:[secret@[::1]/dir",
+    ],
+)
+def test_what_may_be_part_of_a_password_is_not_quoted(url: str) -> None:
+    with pytest.raises(ValueError, match="redis_url") as caught:
+        Endpoint.parse(url)
+    assert "secret" not in str(caught.value)

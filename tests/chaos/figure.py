@@ -1,0 +1,74 @@
+"""What the programs share that show one figure each: arguments, progress, result."""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.servers import KINDS
+
+RESULTS = Path(__file__).parent / "results"
+#: The shortest time between two lines of progress.
+SAY_S = 5.0
+
+#: Told how many are done.
+Say = Callable[[int], None]
+
+
+def silent(done: int) -> None:
+    """Says nothing."""
+
+
+class Figure:
+    """A program `python -m tests.chaos.WORD`, whose result goes to results/WORD.json."""
+
+    def __init__(self, word: str, description: str | None) -> None:
+        self.word = word
+        self.parser = argparse.ArgumentParser(
+            prog=f"python -m tests.chaos.{word}", description=description
+        )
+        self.parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
+        self.parser.add_argument("--seed", type=int, help="a random one unless given")
+        self.parser.add_argument("--json", type=Path, default=RESULTS / f"{word}.json")
+        self.command = ""
+        self._console = Console(highlight=False)
+        self._began_s = self._said_s = time.monotonic()
+
+    def arguments(self) -> argparse.Namespace:
+        """What was asked for; the seed is printed."""
+        found = self.parser.parse_args()
+        if found.seed is None:
+            found.seed = random.SystemRandom().randrange(1 << 32)
+        self.command = self._repeat(found)
+        self._console.print(f"seed {found.seed}: repeat with [bold]{self.command}[/]")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
+        return found
+
+    def say(self, done: int) -> None:
+        """Print how many are done, now and then."""
+        now_s = time.monotonic()
+        if now_s - self._said_s >= SAY_S:
+            self._said_s = now_s
+            self._console.print(f"{done:,} after {now_s - self._began_s:.0f} s")
+
+    def end(self, path: Path, told: dict[str, Any], wrong: list[str]) -> int:
+        """Keep the result and print it; the exit code."""
+        told = {"command": self.command, **told}
+        path.write_text(json.dumps(told, indent=1) + "\n")
+        self._console.print(told)
+        for line in wrong:
+            self._console.print(f"[red]✗ {line}[/]", soft_wrap=True)
+        return 1 if wrong else 0
+
+    def _repeat(self, asked: argparse.Namespace) -> str:
+        """What makes the same run again."""
+        values = {name: value for name, value in vars(asked).items() if name != "json"}
+        chosen = {k: v for k, v in values.items() if v != self.parser.get_default(k)}
+        return " ".join((self.parser.prog, *(f"--{k} {v}" for k, v in chosen.items())))
