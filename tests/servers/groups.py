@@ -23,6 +23,11 @@ def ask(port: int, command: str) -> str:
     return reply.decode()
 
 
+def is_primary(member: Server) -> bool:
+    """Whether a server takes itself for a primary."""
+    return "role:master" in _replication(member)
+
+
 class _Group:
     """Servers that are closed together."""
 
@@ -82,8 +87,10 @@ class Watched(_Group):
             watch = (port, sentinels // 2 + 1, down_after_ms)
             self._sentinels = [_Sentinel(kind, *watch) for _ in range(sentinels)]
             self.members += self._sentinels
-            periods = "info-period 100 ping-period 100 publish-period 200"
-            for sentinel in self._sentinels:  # of itself it looks around every 10 s
+            # Of themselves they look around every 10 s. What a replica said is old to them after
+            # five pings, and once a primary is down they ask each second.
+            periods = "info-period 100 ping-period 300 publish-period 200"
+            for sentinel in self._sentinels:
                 ask(sentinel.port, f"SENTINEL DEBUG {periods}")
             self.wait_until_whole(replicas)
         except BaseException:
@@ -171,11 +178,6 @@ class Cluster(_Group):
             for member in self.members
             if not ask(member.port, f"EXISTS {key}").startswith("-MOVED")
         )
-
-    @staticmethod
-    def is_primary(member: Server) -> bool:
-        """Whether a node takes itself for a primary."""
-        return "role:master" in _replication(member)
 
     def fail_over(self, replica: Server) -> None:
         """Make a replica the primary; return when it has begun."""
