@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,16 +191,20 @@ class Engine:
             if duties:
                 await asyncio.wait(duties, timeout=self._limit_s(FLUSH_DEADLINE_S))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
-            await asyncio.to_thread(self._heartbeat.stop)
-            self._handlers.close()
-            self._tell_given_up()
-            await self._reading.close()
-            await self.connection.close()
-            self.is_running = False
+            await _undisturbed(self._let_go(tasks))
+
+    async def _let_go(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """End all that the engine has begun."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
+        await asyncio.to_thread(self._heartbeat.stop)
+        self._handlers.close()
+        self._tell_given_up()
+        await self._reading.close()
+        await self.connection.close()
+        self.is_running = False
 
     async def _attend(self, make: Callable[["Engine"], Duty]) -> None:
         """See that a duty is done until the drain is over, whatever happens to it."""
@@ -352,3 +356,17 @@ class Engine:
             ", ".join(entry_id.decode() for entry_id in entry_ids[:5]),
             extra={"queue": self.keys.queue, "entries": len(entry_ids)},
         )
+
+
+async def _undisturbed(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the end of some work; cancelled meanwhile, however often, only after that."""
+    task = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError

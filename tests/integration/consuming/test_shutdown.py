@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from chasqui import Job, Worker
+from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.errors import UnreachableError
 from chasqui.keys import Keys
 from chasqui.metrics import LockOutcome
@@ -176,6 +177,36 @@ async def test_cancelling_run_twice_stops_at_once(queue: Queue, start: Start) ->
     with pytest.raises(asyncio.CancelledError):
         await running.task
     assert not running.worker.is_running
+
+
+async def test_no_cancellation_keeps_a_worker_from_letting_go(
+    queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, gate = threading.Event(), threading.Event()
+    stop = Heartbeat.stop
+
+    def stop_later(self: Heartbeat) -> None:
+        stopping.set()
+        assert gate.wait(WAIT_S)
+        stop(self)
+
+    monkeypatch.setattr(Heartbeat, "stop", stop_later)
+    running = start(fine)
+    await queue.add("n", None)
+    await running.completed(1)
+    running.task.cancel()
+    assert await asyncio.to_thread(stopping.wait, WAIT_S)
+    for _ in range(3):
+        running.task.cancel()
+        await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running.task
+    engine = running.worker._engine
+    assert engine is not None
+    assert not engine.is_running
+    assert engine.connection.is_closed
+    assert not [one for one in threading.enumerate() if queue.name in one.name]
 
 
 @pytest.mark.parametrize(
