@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import Connection
@@ -26,38 +25,38 @@ class Duty:
     def __init__(self, connection: Connection, lease: Lease) -> None:
         self.connection = connection
         self.lease = lease
+        #: Ends the sleep between two turns.
+        self._awake = asyncio.Event()
         self._failure = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, through every loss of the server; then hand the lease over."""
         stopped = asyncio.ensure_future(stop.wait())
-        turn: asyncio.Future[float] | None = None
+        turning = asyncio.ensure_future(self._take_turns(stop))
         try:
-            while not stop.is_set():
-                turn = asyncio.ensure_future(self._turn_safely())
-                await asyncio.wait({turn, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not turn.done():
-                    await asyncio.wait({turn}, timeout=END_S)
-                    break
-                if (wait_s := turn.result()) > 0:
-                    await asyncio.wait(
-                        {stopped, *self._bells()},
-                        timeout=wait_s,
-                        return_when=asyncio.FIRST_COMPLETED,
-                    )
+            await asyncio.wait({turning, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self._awake.set()
+            await asyncio.wait({turning}, timeout=END_S)
+            if turning.done():
+                turning.result()
         finally:
             stopped.cancel()
-            if turn is not None:
-                turn.cancel()
+            turning.cancel()
             await self._end()
+
+    async def _take_turns(self, stop: asyncio.Event) -> None:
+        loop, awake = asyncio.get_running_loop(), self._awake
+        while not stop.is_set():
+            wait_s = await self._turn_safely()
+            if wait_s > 0 and not stop.is_set():
+                timer = loop.call_later(wait_s, awake.set)
+                await awake.wait()
+                timer.cancel()
+            awake.clear()
 
     async def _turn(self) -> float:
         """Do what is to be done now; how long there is nothing to do."""
         raise NotImplementedError
-
-    def _bells(self) -> Iterable[asyncio.Future[Any]]:
-        """Futures that end the sleep between two turns."""
-        return ()
 
     async def _turn_safely(self) -> float:
         try:

@@ -7,13 +7,14 @@ right whoever runs them; the lease only keeps others from doing the same work in
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
 from chasqui import scripts
 from chasqui.connection import Connection
 from chasqui.keys import Keys
-from chasqui.request import Effect
+from chasqui.request import Effect, commands
 
 #: How long a lease lasts that is not renewed.
 LEASE_TTL_S: Final = 5
@@ -21,8 +22,10 @@ LEASE_TTL_S: Final = 5
 FOLLOW_S: Final = 1.0
 #: How long to wait after an error.
 RETRY_S: Final = 1.0
-# A renewal at three fifths leaves time for one that is lost.
+# A renewal at three fifths leaves time for one that is lost. It is made a little sooner if there is
+# a turn anyway.
 _RENEW_SHARE = 0.6
+_SOON_S = 0.1
 
 
 class Lease:
@@ -50,9 +53,10 @@ class Lease:
         return monotonic() < self._ends_at_s
 
     @property
-    def left_s(self) -> float:
-        """How long it surely still holds."""
-        return max(0.0, self._ends_at_s - monotonic())
+    def must_renew(self) -> bool:
+        """True while it is ours and `hold` would renew it."""
+        now_s = monotonic()
+        return self._renew_at_s - _SOON_S <= now_s < self._ends_at_s
 
     @property
     def free_in_s(self) -> float:
@@ -73,7 +77,7 @@ class Lease:
         connection raises: an error never counts as success.
         """
         now_s = monotonic()
-        if now_s < min(self._renew_at_s, self._ends_at_s):
+        if self.is_held and not self.must_renew:
             return True
         if now_s < self._ends_at_s:
             # Surely still ours, so one command can renew it; it tells if that was wrong.
@@ -143,8 +147,13 @@ class Bell:
     keeps its own time, and the timeout only ends a wait that nobody is behind any more.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    #: By how much a wait may outlast its timeout on a server that is well.
+    LATE_S: Final = 0.25
+
+    def __init__(self, connection: Connection, on_end: Callable[[], None]) -> None:
+        """`on_end` is called whenever a wait is over, rung or not."""
         self._connection = connection
+        self._on_end = on_end
         self._waiting: asyncio.Future[Any] | None = None
         self._key = b""
         self._quiet_until_s = 0.0
@@ -162,15 +171,11 @@ class Bell:
         """Begin to wait for a ring, for at most that long, unless a wait is under way."""
         if self._waiting is None and most_s > 0 and monotonic() >= self._quiet_until_s:
             self._key = key
-            self._waiting = asyncio.ensure_future(
-                self._connection.execute(
-                    "BLPOP",
-                    key,
-                    round(most_s, 3) or 0.001,
-                    effect=Effect.ONCE,
-                    timeout_s=most_s + RETRY_S,
-                )
+            wait = ("BLPOP", key, round(most_s, 3) or 0.001)
+            self._waiting = self._connection.submit(
+                commands(wait, effect=Effect.ONCE, timeout_s=most_s + RETRY_S)
             )
+            self._waiting.add_done_callback(lambda _: self._on_end())
 
     def take_ring(self) -> bool:
         """True if it rang since the last call. Not to know counts as a ring."""

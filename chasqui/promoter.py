@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 #: How long after the last job that nobody rang for such jobs are still expected.
 FOREIGN_MEMORY_S: Final = 3600.0
-#: The longest sleep between two looks at the set while none are expected.
-IDLE_POLL_S: Final = 3.0
+#: The longest time between two looks at the set while none are expected. As a rule they come with
+#: the renewals of the lease, every 3 s.
+IDLE_POLL_S: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class PromoterDuty(Duty):
         self._config = config or PromoterConfig()
         super().__init__(connection, Lease(keys.promoter_lock, holder_id, self._config.lock_ttl_s))
         self._keys = keys
-        self._bell = Bell(bell)
+        self._bell = Bell(bell, self._awake.set)
         self._metrics = guard(metrics)
         self._outcome: LockOutcome | None = None
         #: The score of the first job when last seen; None if there was none.
@@ -114,28 +115,30 @@ class PromoterDuty(Duty):
         lease, bell = self.lease, self._bell
         self._has_rung = bell.take_ring() or self._has_rung
         was_leader = lease.is_held
+        must_look = lease.must_renew or monotonic() >= self._poll_at_s
+        # In one write with the renewal.
+        look = self._look() if was_leader and must_look else None
         if not await lease.hold(self.connection, is_freed=self._has_rung):
             self._has_rung = False
             self._tell_outcome(LockOutcome.HELD)
             bell.listen(lease.freed, lease.free_in_s)
             return lease.next_step_s
         self._tell_outcome(LockOutcome.ACQUIRED)
-        now_s = monotonic()
-        if self._has_rung or not was_leader or now_s >= self._due_at_s:
+        # Never beyond the lease: it would take the next leader's rings.
+        bell.listen(self._keys.wake, lease.next_step_s)
+        if self._has_rung or not was_leader or monotonic() >= self._due_at_s:
             await self._promote()
-        elif now_s >= self._poll_at_s:
-            await self._poll()
-        # No longer than the lease surely lasts: else it would take the next leader's rings.
-        bell.listen(self._keys.wake, lease.left_s)
-        if not bell.is_waiting_for(self._keys.wake):
+        elif look is not None:
+            await self._heed(await look)
+        now_s = monotonic()
+        wait_s = lease.next_step_s
+        if bell.is_waiting_for(self._keys.wake):
+            wait_s += Bell.LATE_S  # the end of its wait brings the renewal, in the same turn
+        else:
             # It still waits for the lease, or lost its link: nobody can ring.
             poll_s = self._config.poll_interval_ms / 1000
-            self._poll_at_s = min(self._poll_at_s, monotonic() + poll_s)
-        wake_at_s = min(self._due_at_s, self._poll_at_s)
-        return min(wake_at_s - monotonic(), lease.next_step_s)
-
-    def _bells(self) -> list[asyncio.Future[Any]]:
-        return self._bell.futures
+            self._poll_at_s = min(self._poll_at_s, now_s + poll_s)
+        return min(min(self._due_at_s, self._poll_at_s) - now_s, wait_s)
 
     async def _promote(self) -> Promoted:
         config, keys = self._config, self._keys
@@ -171,18 +174,21 @@ class PromoterDuty(Duty):
         next_due_s = None if wait_us < 0 else wait_us / 1e6
         return Promoted(len(ids), malformed, depth, lag_ms, next_due_s)
 
-    async def _poll(self) -> None:
-        """See whether there is a new first job that nobody rang for, or the first is due by now."""
-        first, is_due = self._first, False
-        before = b"+inf" if first is None else b"(" + first
+    def _look(self) -> asyncio.Future[Any]:
+        """Ask whether there is a new first job that nobody rang for, and what time it is."""
+        before = b"+inf" if self._first is None else b"(" + self._first
         count = ("ZCOUNT", self._keys.delayed, "-inf", before)
-        if first is None:
-            earlier = await self.connection.execute(*count, effect=Effect.READ)
-        else:
-            earlier, (seconds, micros) = await self.connection.submit(
-                commands(count, ("TIME",), effect=Effect.READ)
-            )
-            is_due = float(first) <= int(seconds) * 1000 + int(micros) // 1000
+        asked = (count,) if self._first is None else (count, ("TIME",))
+        look = self.connection.submit(commands(*asked, effect=Effect.READ))
+        look.add_done_callback(_seen)
+        return look
+
+    async def _heed(self, reply: Any) -> None:
+        """Promote if the look showed something to promote, or the first job is due by now."""
+        earlier, is_due = reply, False
+        if self._first is not None:
+            earlier, (seconds, micros) = reply
+            is_due = float(self._first) <= int(seconds) * 1000 + int(micros) // 1000
         if earlier or is_due or self._metrics is not None:  # who counts wants to know the depth
             await self._promote()
         # Asked only now: a ring may come in behind the count that it was for.
@@ -282,3 +288,9 @@ class Promoter(Standalone):
             holder_id=self._holder_id,
             metrics=self._metrics,
         )
+
+
+def _seen(look: asyncio.Future[Any]) -> None:
+    """Nobody may wait for it any more: an error is then nobody's concern."""
+    if not look.cancelled():
+        look.exception()

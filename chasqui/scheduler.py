@@ -6,7 +6,6 @@ that fires compares the spec's score with the one that the fires were computed f
 leader that was paused in between, or a request sent twice, cannot fire a slot again.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Iterator
@@ -95,7 +94,7 @@ class SchedulerDuty(Duty):
         self._config = config or SchedulerConfig()
         super().__init__(connection, Lease(keys.scheduler_lock, holder_id, self._config.lock_ttl_s))
         self._keys = keys
-        self._bell = Bell(bell)
+        self._bell = Bell(bell, self._awake.set)
         self._ulids = UlidFactory()
         #: Specs that could not be read when last seen, and why: each told once.
         self._unreadable: dict[bytes, str] = {}
@@ -129,9 +128,6 @@ class SchedulerDuty(Duty):
         if self._is_empty:
             return 0
         return min(min(self._next_at_s, self._tick_at_s) - monotonic(), lease.next_step_s)
-
-    def _bells(self) -> list[asyncio.Future[Any]]:
-        return self._bell.futures
 
     async def _end(self) -> None:
         await self._bell.close()

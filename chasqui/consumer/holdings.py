@@ -79,9 +79,7 @@ class Holdings:
 
     def running_ids(self) -> list[bytes]:
         ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]
-        for slot in self.slots:
-            ids += [entry.id for entry in slot.entries]
-        return ids
+        return ids + [entry.id for slot in self.slots for entry in slot.entries]
 
     def busy_ids(self) -> list[bytes]:
         """All but those that wait for a slot: they cannot be handed back."""

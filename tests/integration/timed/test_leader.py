@@ -114,7 +114,7 @@ async def test_a_release_frees_the_lock_and_wakes_a_sleeper(
 ):
     lease = Lease(keys.promoter_lock, "me")
     await lease.hold(connection)
-    bell = Bell(connect(str_url(connection)))
+    bell = Bell(connect(str_url(connection)), lambda: None)
     bell.listen(lease.freed, WAIT_S)
     await lease.release(connection)
     await asyncio.wait(bell.futures, timeout=WAIT_S)
@@ -164,7 +164,7 @@ async def test_a_cut_link_neither_loses_nor_doubles_the_lease(
 async def test_a_bell_rings_once_per_ring_and_is_silent_otherwise(
     keys: Keys, redis: Redis, connect: Callable[..., Connection], connection: Connection
 ):
-    bell = Bell(connect(str_url(connection)))
+    bell = Bell(connect(str_url(connection)), lambda: None)
     assert not bell.take_ring()
     await redis("LPUSH", keys.wake, "1")
     bell.listen(keys.wake, WAIT_S)
@@ -184,7 +184,7 @@ async def test_a_bell_that_lost_its_link_counts_as_rung(
     make_proxy: Callable[[str], Proxy],
 ):
     proxy = make_proxy(server.url)
-    bell = Bell(connect(proxy.url))
+    bell = Bell(connect(proxy.url), lambda: None)
     proxy.fail(Fault.CUT_AFTER, "BLPOP")
     bell.listen(keys.wake, 0.01)
     await asyncio.wait(bell.futures, timeout=WAIT_S)

@@ -211,7 +211,7 @@ async def test_a_producers_ring_wakes_it(
 ):
     monkeypatch.setattr(promoter, "IDLE_POLL_S", 1000.0)
     metrics = InMemorySink()
-    async with running(make_promoter(metrics=metrics)):
+    async with running(make_promoter(metrics=metrics, lock_ttl_s=1000)):
         async with asyncio.timeout(WAIT_S):
             await metrics.next(PromoterTick)
         far = await queue.add("mail", 1, delay_ms=500_000)
@@ -277,9 +277,9 @@ async def test_due_times_of_every_size_are_understood(
     assert looked is not None
     is_due = float(score) < 10
     assert (looked.count, looked.depth) == ((1, 0) if is_due else (0, 1))
-    await duty._poll()
+    await duty._heed(await duty._look())
     await put(redis, keys, member("now"))
-    await duty._poll()
+    await duty._heed(await duty._look())
     assert await ids_in_stream(redis, keys) == ["odd", "now"][0 if is_due else 1 :]
 
 

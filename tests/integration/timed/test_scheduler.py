@@ -580,9 +580,9 @@ async def test_a_ring_is_taken_also_where_nothing_is_left_to_fire(
     """A ring that is left ends every sleep at once."""
     duty = make_scheduler()
     duty._bell.listen(duty.lease.freed, 0.01)
-    await asyncio.wait(duty._bells(), timeout=WAIT_S)
+    await asyncio.wait(duty._bell.futures, timeout=WAIT_S)
     assert await duty._turn() > 0
-    assert [bell for bell in duty._bells() if bell.done()] == []
+    assert [wait for wait in duty._bell.futures if wait.done()] == []
     await duty._end()
 
 
