@@ -12,6 +12,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterable
+from time import monotonic
 from typing import Any, TypeVar
 
 from chasqui._core.reply import ReplyError
@@ -72,6 +73,8 @@ class Connection:
         self._pid = 0
         #: Where requests go.
         self._link: Link | None = None
+        #: When a link last took the place of another one, by the monotonic clock.
+        self.replaced_s = -math.inf
         #: All that are open: also those that only finish what they have, or serve an ASK.
         self._links: set[Link] = set()
         self._unsent: deque[Request] = deque()
@@ -424,6 +427,7 @@ class Connection:
                 if wait_s := dialler.wait_s:
                     await asyncio.sleep(wait_s)
                     continue
+                is_first = not dialler.was_connected
                 try:
                     link = self._adopt(await dialler.dial())
                 except Exception as error:
@@ -434,6 +438,8 @@ class Connection:
                     dialler.link_down()
                     continue
                 self._link = link
+                if not is_first:
+                    self.replaced_s = monotonic()
                 break
         finally:
             self._dialling = None

@@ -31,11 +31,15 @@ logger = logging.getLogger(__name__)
 
 #: How much work to hold in hand, in seconds at the present pace.
 AHEAD_S: Final = 0.02
-#: How often abandoned entries are looked for where the read itself cannot. Where it can, it passes
-#: over entries that were deleted while pending: those are swept out now and then.
+#: How often abandoned entries are looked for where the read itself cannot, while others have any in
+#: hand. Where it can, it passes over entries that were deleted while pending: those are swept out
+#: now and then.
 RECLAIM_S: Final = 1.0
 SWEEP_S: Final = 60.0
 RECLAIM_BATCH: Final = 100
+#: When a lost link is back, nothing is taken over for a third of a lease, and no longer than this:
+#: others may have lost theirs too, and come back to what they have in hand.
+MERCY_S: Final = 2.0
 PAUSED_POLL_S: Final = 0.5
 #: A blocking read is given up this long after the server should have answered.
 READ_SLACK_S: Final = 5.0
@@ -148,20 +152,29 @@ class Reader:
                 await asyncio.sleep(UNSETTLED_POLL_S)
             room = self._wanted()
         profile = self._connection.profile or await self._connection.connect()
+        mercy_s = min(self._holdings.lease_s / 3, MERCY_S)
+        take_over_s = self._connection.replaced_s + mercy_s
+        if (now_s := time.monotonic()) < take_over_s:
+            return await self._read(room, back_s=take_over_s)
         count = 0
-        if time.monotonic() >= self._reclaim_at_s:
-            count = await self._reclaim(
-                min(room, RECLAIM_BATCH), SWEEP_S if profile.claim else RECLAIM_S
-            )
+        if now_s >= self._reclaim_at_s:
+            most = min(room, RECLAIM_BATCH)
+            if profile.claim:
+                count = await self._reclaim(most, SWEEP_S)
+            else:
+                count = await self._look_after_others(most)
             if count == room:
                 return count
-        return count + await self._read(room - count, can_claim=profile.claim)
+        return count + await self._read(
+            room - count, back_s=None if profile.claim else self._reclaim_at_s
+        )
 
-    async def _read(self, room: int, *, can_claim: bool) -> int:
+    async def _read(self, room: int, *, back_s: float | None) -> int:
+        """Read, and be back at that time; without one, also take over what lapses meanwhile."""
         config = self._config
         block_ms = config.read_block_ms
-        if not can_claim:  # be back for the next reclaim
-            left_s = self._reclaim_at_s - time.monotonic()
+        if back_s is not None:
+            left_s = back_s - time.monotonic()
             block_ms = max(1, min(block_ms, int(left_s * 1000)))
         buffer = self._buffer
         xreadgroup(
@@ -171,7 +184,7 @@ class Reader:
             self._keys.stream,
             count=room,
             block_ms=block_ms,
-            claim_min_idle_ms=config.claim_min_idle_ms if can_claim else None,
+            claim_min_idle_ms=config.claim_min_idle_ms if back_s is None else None,
         )
         # Asked right behind the read, which may have waited: a pause counts at once.
         buffer.command(b"EXISTS", self._keys.paused)
@@ -220,6 +233,21 @@ class Reader:
         self._learn_size(entries)
         self._offer(entries, True)
         return len(entries)
+
+    async def _look_after_others(self, most: int) -> int:
+        """Take over what is left behind, where a read cannot; how many entries that was.
+
+        While nothing is delivered but what we have in hand, a look in a third of a lease is
+        enough: what is delivered meanwhile is then seen before it can lapse.
+        """
+        count, _, _, holders = await self._connection.execute(
+            "XPENDING", self._keys.stream, self._group, effect=Effect.READ
+        )
+        is_all_ours = all(name == self._consumer for name, _ in holders or ())
+        if not is_all_ours or count > len(self._holdings.ids()):
+            return await self._reclaim(most, RECLAIM_S)
+        self._reclaim_at_s = time.monotonic() + max(self._holdings.lease_s / 3, RECLAIM_S)
+        return 0
 
     async def _reclaim(self, most: int, period_s: float) -> int:
         """Take over what other consumers left behind; how many entries that was."""

@@ -15,7 +15,13 @@ from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.integration.consuming.conftest import (
+    Redis,
+    Running,
+    at_rest,
+    envelope,
+    until,
+)
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -295,6 +301,83 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
     await queue.add("n", 5)
     await until(lambda: at_rest(redis, keys), "all is done")
     assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1})
+
+
+#: An entry of one who took it and was lost at once, before any reader of the group could have it.
+ABANDON = """
+local id = redis.call('XADD', KEYS[1], '*', 'd', ARGV[1])
+redis.call('XREADGROUP', 'GROUP', 'default', 'lost', 'STREAMS', KEYS[1], '>')
+redis.call('XCLAIM', KEYS[1], 'default', 'lost', 0, id, 'IDLE', 3600000, 'JUSTID')
+"""
+
+
+@pytest.mark.slow
+async def test_one_who_comes_back_takes_nothing_over_at_once(
+    server: Server,
+    queue: Queue,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    redis: Redis,
+    keys: Keys,
+) -> None:
+    """Others may have been cut off too: what they hold waits, what is new does not."""
+    ran: list[str] = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job.data)
+
+    proxy = make_proxy(server.url)
+    running = start_at(proxy.url, handler, claim_min_idle_ms=6000)
+    await queue.add("n", "before")
+    await running.completed(1)
+    proxy.is_refusing = True
+    proxy.cut()
+    await redis("EVAL", ABANDON, 1, keys.stream, envelope("abandoned"))
+    await queue.add("n", "new")
+    engine = running.worker._engine
+    assert engine is not None
+    engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+    proxy.is_refusing = False
+    await running.completed(3)
+    assert ran == ["before", "new", "abandoned"]
+
+
+async def test_where_reads_cannot_claim_there_is_a_look_at_who_holds_anything(
+    valkey_9: Server,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One command, and no script while nobody else does."""
+    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.01)
+    ran: list[str] = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job.data)
+
+    proxy = make_proxy(valkey_9.url)
+    options = {"delayed_enabled": False, "run_scheduler": False, "claim_min_idle_ms": 100}
+    running = start_at(proxy.url, handler, **options)
+
+    async def looks(count: int) -> None:
+        target = proxy.count("XPENDING") + count
+
+        async def seen() -> bool:
+            return proxy.count("XPENDING") >= target
+
+        await until(seen, f"{count} looks")
+
+    await looks(2)
+    scripts = proxy.count("EVALSHA")
+    await looks(3)
+    assert proxy.count("EVALSHA") == scripts
+    redis = redis_at(valkey_9.url)
+    await redis("EVAL", ABANDON, 1, keys.stream, envelope("abandoned"))
+    await running.completed(1)
+    assert ran == ["abandoned"]
+    assert proxy.count("EVALSHA") > scripts
 
 
 def count_beats(monkeypatch: pytest.MonkeyPatch) -> list[int]:
