@@ -37,7 +37,6 @@ async def measure(kind: str, queues: int, seconds: float) -> dict[str, Any]:
             await worker.close()
         await asyncio.gather(*running)
     return {
-        "server": kind,
         "queues": queues,
         "seconds": round(passed_s, 1),
         "cpu_percent": round(used_s / passed_s * 100, 2),
@@ -60,7 +59,9 @@ def main() -> int:
     arguments = parser.parse_args()
     told = asyncio.run(measure(arguments.server, arguments.queues, arguments.seconds))
     Console().print(told)
-    arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+    known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    known[arguments.server] = told
+    arguments.json.write_text(json.dumps(known, indent=1) + "\n")
     return 0
 
 

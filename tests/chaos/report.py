@@ -264,10 +264,11 @@ def _found_slots() -> str:
 
 
 def _found_idle() -> str:
-    told = _result("idle")
-    return (
-        f"{told['queues']} queues in one process: {told['cpu_percent']} % of a core, "
+    found = _result("idle")
+    return "; ".join(
+        f"{told['queues']} queues in one process on {server}: {told['cpu_percent']} % of a core, "
         f"{told['commands_per_s_and_worker']} commands a second for each worker"
+        for server, told in sorted(found.items(), key=lambda item: SERVERS.index(item[0]))
     )
 
 
