@@ -12,6 +12,7 @@ import redis as redis_py
 from chasqui import Job, LeaseLostError, sync
 from chasqui.consumer import acker
 from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consumer.reader import Reader
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
@@ -127,7 +128,12 @@ async def test_entries_in_hand_that_come_back_are_not_run_again(
         self._holdings.renewed(time.monotonic())
         return 0
 
+    async def reclaim(self: Reader, most: int) -> int:
+        """As if others had something in hand too, where reads cannot claim."""
+        return await self._reclaim(most, 0.1)
+
     monkeypatch.setattr(Heartbeat, "run_once", pretend)
+    monkeypatch.setattr(Reader, "_look_after_others", reclaim)
     gate = asyncio.Event()
     runs: Counter[str] = Counter()
 
