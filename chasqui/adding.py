@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import evalsha_jobs
+from chasqui._core.command import cut, evalsha_jobs
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import OutcomeUnknownError
 from chasqui.job import Job, ResultSource, job_slots
@@ -87,26 +87,9 @@ class Batch:
             for job_id, kind in zip(ids, self.kinds, strict=True)
         ]
 
-    def slices(self, most_jobs: int = CHUNK_JOBS) -> Iterator[slice]:
+    def slices(self, most_jobs: int = CHUNK_JOBS) -> list[slice]:
         """The batch cut into chunks."""
-        payloads = self.payloads
-        total = len(payloads)
-        for start in range(0, total, most_jobs):
-            stop = min(start + most_jobs, total)
-            if sum(map(len, payloads[start:stop])) <= CHUNK_BYTES:
-                yield slice(start, stop)
-            else:
-                yield from self._slices_by_size(start, stop)
-
-    def _slices_by_size(self, start: int, stop: int) -> Iterator[slice]:
-        size = 0
-        for i in range(start, stop):
-            longer = size + len(self.payloads[i])
-            if i > start and longer > CHUNK_BYTES:
-                yield slice(start, i)
-                start, longer = i, len(self.payloads[i])
-            size = longer
-        yield slice(start, stop)
+        return cut(self.payloads, most_jobs, CHUNK_BYTES)
 
     def immediate(self, part: slice | None = None) -> int:
         """How many of its jobs go straight into the stream."""

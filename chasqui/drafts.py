@@ -83,7 +83,9 @@ def bulk(
     unique_for: float | None = None,
 ) -> Batch:
     """A batch of many jobs; only those with options cost more than their payload."""
-    if isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Sequence):
+    if type(entries) is not list and (
+        isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Sequence)
+    ):
         raise TypeError(f"jobs must be a list of dicts, got {type(entries).__name__}")
     payloads: list[bytes] = []
     names: list[str] = []

@@ -99,7 +99,7 @@ class Plans:
         ids: list[str] = []
         jobs: list[Job] = []
         replies: list[Any] = []
-        parts = list(batch.slices())
+        parts = batch.slices()
         limit = _first_limit(batch, parts, options)
         if limit is not None and len(parts) > 1:
             first = chunk(batch, parts.pop(0), options, now_ms, ids, limit)
@@ -126,7 +126,7 @@ class Plans:
         if durable not in self._durable:
             yield from self._probe_durable(durable)
         ids = batch.draw_ids(now_ms)
-        parts = list(batch.slices())
+        parts = batch.slices()
         numbers = [self.numbering.number() for _ in parts]
         limit = _first_limit(batch, parts, options)
 

@@ -83,7 +83,11 @@ def check_tracing(tracing: object) -> None:
 def add(tracing: Tracing | None, plans: Plans, batch: Batch, options: AddOptions) -> Plan[Added]:
     """The plan of an add, with its span around it and its context on the jobs."""
     if tracing is None or not batch.payloads:
-        return (yield from plans.add(batch, options))
+        return plans.add(batch, options)
+    return _add_traced(tracing, plans, batch, options)
+
+
+def _add_traced(tracing: Tracing, plans: Plans, batch: Batch, options: AddOptions) -> Plan[Added]:
     count = len(batch.payloads)
     # Before the jobs are encoded, so that the span can name them.
     ids = batch.draw_ids(time.time_ns() // 1_000_000)

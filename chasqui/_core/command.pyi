@@ -33,6 +33,7 @@ def evalsha_jobs(
     retries: list[bytes | None] | None = None,
     due_ms: list[int] | None = None,
 ) -> list[str]: ...
+def cut(payloads: list[bytes], most_jobs: int, most_bytes: int) -> list[slice]: ...
 def pack_jobs(
     ulids: UlidFactory,
     now_ms: int,

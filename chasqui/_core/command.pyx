@@ -117,6 +117,25 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
     return answer
 
 
+def cut(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
+    """Slices of the payloads, each of at most so many jobs and bytes; a payload that is larger has its own."""
+    cdef Py_ssize_t count = len(payloads), start = 0, size = 0, i
+    cdef Py_ssize_t longer
+    cdef list parts = []
+    for i in range(count):
+        payload = payloads[i]
+        if not PyBytes_CheckExact(payload):
+            raise TypeError(f"payloads[{i}] must be bytes, got {type(payload).__name__}")
+        longer = size + PyBytes_GET_SIZE(payload)
+        if i > start and (i - start >= most_jobs or longer > most_bytes):
+            parts.append(slice(start, i))
+            start, longer = i, PyBytes_GET_SIZE(payload)
+        size = longer
+    if count:
+        parts.append(slice(start, count))
+    return parts
+
+
 def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, names="", list ids=None,
               list retries=None, list due_ms=None):
     """A chunk of jobs as one string, which a script takes apart: per job `<I4c0I4c0I4I4`, which is its

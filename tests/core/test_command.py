@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import (
+    cut,
     evalsha,
     evalsha_jobs,
     xack_xdel,
@@ -332,3 +333,30 @@ def test_run_event_is_the_event_that_xadd_event_writes(name: str, duration_us: i
     xadd_event(plain, b"key", b"completed", "an id", 1_794_797_194_811, name, fields)
     assert bytes(fast) == bytes(plain)
     assert fast.commands == 1
+
+
+# ── Chunks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most_jobs", "most_bytes", "stops"),
+    [
+        ([], 3, 10, []),
+        ([4, 4], 3, 10, [2]),
+        ([4] * 7, 3, 100, [3, 6, 7]),
+        ([4, 4, 4, 4], 3, 8, [2, 4]),
+        ([11, 1, 9, 1, 30, 30], 3, 10, [1, 3, 4, 5, 6]),
+        ([0] * 4, 2, 0, [2, 4]),
+    ],
+    ids=["none", "one", "by number", "by size", "one that is too large has its own", "empty"],
+)
+def test_payloads_are_cut_into_chunks(
+    sizes: list[int], most_jobs: int, most_bytes: int, stops: list[int]
+) -> None:
+    parts = cut([b"x" * size for size in sizes], most_jobs, most_bytes)
+    assert parts == [slice(*part) for part in zip([0, *stops], stops, strict=False)]
+
+
+def test_what_is_no_bytes_is_not_cut() -> None:
+    with pytest.raises(TypeError, match=r"payloads\[1\] must be bytes, got str"):
+        cut([b"x", "y"], 3, 10)  # type: ignore[list-item]

@@ -15,6 +15,7 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.column import Column
 from chasqui._core.columns import ColumnBuilder
 from chasqui._core.command import (
+    cut,
     evalsha,
     evalsha_jobs,
     pack_jobs,
@@ -191,6 +192,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "evalsha_jobs, wrong": lambda: evalsha_jobs(
         BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]
     ),
+    "cut": lambda: cut([b"x"] * 9, 4, 2),
+    "cut, wrong": lambda: cut([b"x", None], 1, 1),
     "pack_jobs": lambda: pack_jobs(
         ULIDS, NOW_MS, [ENVELOPE] * 2, ["a", "b"], [None, "id"], [None, b"\xc0"], [10**12, 0]
     ),
