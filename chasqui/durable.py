@@ -1,21 +1,15 @@
-"""Adds that wait for the disk or for a replica: together, on a connection of their own.
+"""Adds that wait for the disk or for a replica, without I/O.
 
-The wait, WAITAOF or WAIT, is for what its link wrote before, and the server does nothing else for
-that link meanwhile. So the last chunk of each add goes out with the wait right behind it, and what
-comes while a wait is out shares the next one. Should the link be lost, all of an add is sent once
-more: a server that lost jobs as it died is given them anew, and is then waited for.
+The wait, WAITAOF or WAIT, is for what its link wrote before. So the last chunk of each add goes out
+with the wait right behind it. Should the link be lost, all of an add is sent once more: a server
+that lost jobs as it died is given them anew, and is then waited for.
 """
 
-import asyncio
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from chasqui._core.reply import ReplyError
 from chasqui.adding import Durable
-from chasqui.blocking import BlockingConnection
-from chasqui.connection import Connection
 from chasqui.errors import OutcomeUnknownError
 from chasqui.request import Effect, Plan, Request, commands
 from chasqui.server import exception_for
@@ -32,26 +26,40 @@ def confirmed(chunks: Sequence[Callable[[], Request]], durable: Durable) -> Plan
     They are made one after the other as they are sent, and may be made again: each must be the same
     then, and applied once however often it is sent.
     """
-    *most, last = chunks
-    for _ in range(ROUNDS):
-        sent: list[Request] = []
-        replies: list[Any] = (yield _made(most, sent)) if most else []
-        if any(isinstance(reply, Exception) for reply in replies):
+    why: object = f"the link was lost {ROUNDS} times meanwhile"
+    for number in range(ROUNDS):
+        replies, is_one_link, answer = yield from _sent(chunks, durable)
+        failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if failure is not None and number > 0:  # what it says is not true of the first time
+            why = failure
+            break
+        if failure is not None or isinstance(replies[-1], list):
+            return replies  # refused, or no room: nobody waits for the disk
+        if is_one_link:
+            _check(answer, durable)
             return replies
-        request = DurableRequest(last(), durable)
-        try:
+    raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {why}")
+
+
+def _sent(
+    chunks: Sequence[Callable[[], Request]], durable: Durable
+) -> Plan[tuple[list[Any], bool, Any]]:
+    """The replies, up to the first exception; whether all came over one link; and the answer to the
+    wait."""
+    *most, last = chunks
+    made: list[Request] = []
+    replies: list[Any] = []
+    try:
+        if most:
+            replies = yield _made(most, made)
+        if not any(isinstance(reply, Exception) for reply in replies):
+            request = DurableRequest(last(), durable)
             reply, answer = yield request
-        except Exception as error:
-            return [*replies, error]
-        if isinstance(reply, ReplyError):
-            return [*replies, exception_for(reply)]
-        if all(one.link is request.link for one in sent):
-            if not isinstance(reply, list):  # else the queue is full: nothing was added
-                _check(answer, durable)
-            return [*replies, reply]
-    raise OutcomeUnknownError(
-        f"the jobs were added, but perhaps not for good: the link was lost {ROUNDS} times meanwhile"
-    )
+            replies.append(exception_for(reply) if isinstance(reply, ReplyError) else reply)
+            return replies, all(one.link is request.link for one in made), answer
+    except Exception as error:
+        replies.append(error)
+    return replies, False, None
 
 
 def _made(chunks: Iterable[Callable[[], Request]], made: list[Request]) -> Iterator[Request]:
@@ -89,8 +97,8 @@ def _check(answer: Any, durable: Durable) -> None:
         )
 
 
-def _joined(requests: Sequence[DurableRequest]) -> Request:
-    """All of them, with one wait behind."""
+def with_wait(requests: Sequence[DurableRequest]) -> Request:
+    """All of them in one, with one wait behind."""
     wait = commands(wait_words(requests[0].durable, WAIT_MS), effect=Effect.READ)
     return Request(
         b"".join([*(request.frame for request in requests), wait.frame]),
@@ -98,127 +106,3 @@ def _joined(requests: Sequence[DurableRequest]) -> Request:
         count=len(requests) + 1,
         raises=False,
     )
-
-
-# ── On asyncio ──────────────────────────────────────────────────────────────────────────────────
-
-
-class DurableConnection(Connection):
-    """A connection on which durable requests share their waits."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._next: list[tuple[DurableRequest, asyncio.Future[Any]]] = []
-        self._is_waiting = False
-
-    def submit(self, request: Request) -> asyncio.Future[Any]:
-        if not isinstance(request, DurableRequest):
-            return super().submit(request)
-        loop = self.check_owner()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._next.append((request, future))
-        if not self._is_waiting:
-            self._is_waiting = True
-            loop.call_soon(self._wait)  # those of this turn go together
-        return future
-
-    def _wait(self) -> None:
-        """Send what has come; its reply sends what comes until then."""
-        taken = [(request, future) for request, future in self._next if not future.done()]
-        self._next = []
-        self._is_waiting = bool(taken)
-        if taken:
-            joined = _joined([request for request, _ in taken])
-            shared = _Shared(self, taken, joined)
-            try:
-                self.post(joined, shared)
-            except Exception as error:
-                shared.set_exception(error)
-
-
-class _Shared:
-    """The outcome of a wait, for all that share it."""
-
-    def __init__(
-        self,
-        connection: DurableConnection,
-        taken: list[tuple[DurableRequest, asyncio.Future[Any]]],
-        joined: Request,
-    ) -> None:
-        self._connection = connection
-        self._taken = taken
-        self._joined = joined
-
-    def done(self) -> bool:
-        return False  # whoever has gone: the next wait begins when this one is over
-
-    def set_result(self, replies: list[Any], /) -> None:
-        *own, answer = replies
-        for (request, future), reply in zip(self._taken, own, strict=True):
-            request.link = self._joined.link
-            if not future.done():
-                future.set_result((reply, answer))
-        self._connection._wait()
-
-    def set_exception(self, error: Exception, /) -> None:
-        for _, future in self._taken:
-            if not future.done():
-                future.set_exception(error)
-        self._connection._wait()
-
-
-# ── On threads ──────────────────────────────────────────────────────────────────────────────────
-
-
-class BlockingDurableConnection(BlockingConnection):
-    """The same for threads: who waits, waits for all that came before it could."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        #: By process: a lock that another thread held at a fork stays held for ever.
-        self._lines: dict[int, _Line] = {}
-
-    def call(self, request: Request) -> Any:
-        if not isinstance(request, DurableRequest):
-            return super().call(request)
-        line = self._lines.setdefault(os.getpid(), _Line())
-        request.outcome = None
-        line.next.append(request)
-        try:
-            with line.lock:
-                if request.outcome is None:
-                    self._wait(line)
-        except BaseException:
-            if request in line.next:  # not sent yet: nobody is to send it later
-                line.next.remove(request)
-            raise
-        if isinstance(request.outcome, BaseException):
-            raise request.outcome
-        return request.outcome
-
-    def _wait(self, line: "_Line") -> None:
-        taken, line.next = line.next, []
-        outcome: BaseException | None = None
-        try:
-            joined = _joined(taken)
-            *own, answer = super().call(joined)
-            for request, reply in zip(taken, own, strict=True):
-                request.link = joined.link
-                request.outcome = (reply, answer)
-        except Exception as error:
-            outcome = error
-        except BaseException:
-            outcome = OutcomeUnknownError("the thread that waited for all was interrupted")
-            raise
-        finally:
-            if outcome is not None:
-                for request in taken:
-                    request.outcome = outcome
-
-
-class _Line:
-    """Durable requests of one process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.next: list[DurableRequest] = []

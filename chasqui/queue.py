@@ -22,7 +22,7 @@ from chasqui.config import CredentialProvider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.durable import DurableConnection
+from chasqui.durable_connection import DurableConnection
 from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta

@@ -25,7 +25,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint, check_credential_provider
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.durable import BlockingDurableConnection
+from chasqui.durable_connection import BlockingDurableConnection
 from chasqui.ends import GRACE_LOOKS, GRACE_S, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
 from chasqui.follower import Follower

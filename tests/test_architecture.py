@@ -12,22 +12,19 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "chasqui"
 CORE = PACKAGE / "_core"
 
-#: From the bottom up. A file or folder that is not named here stands where its imports put it.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_core", "metrics"),
-    ("errors", "keys"),
-    ("job",),
-    ("config", "payload"),
-    ("server",),
-    ("connection", "blocking", "embedded"),
-    ("scripts",),
-    ("leader", "events"),
-    ("producer",),
-    ("consumer", "promoter", "scheduler"),
-    ("queue", "worker", "sync"),
-    ("cli", "spark"),
-)
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+#: The layers that docs/architecture.md shows, from the bottom up: their names, and what is said of
+#: them.
+LAYERS = [
+    (re.findall(r"\w+", names.removesuffix("+ lua/")), what)
+    for names, what in re.findall(
+        r"^    (\S.*?)  +(\S.*)$",
+        (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("\n## ")[0],
+        re.MULTILINE,
+    )
+][::-1]
+RANK = {name: rank for rank, (names, _) in enumerate(LAYERS) for name in names}
+#: What does I/O.
+IO = frozenset(("connection", "blocking", "embedded", "topology"))
 #: Only these stand above the public facade, `chasqui/__init__.py`.
 ABOVE_FACADE = ("cli", "spark", "__main__")
 
@@ -90,10 +87,21 @@ def test_no_name_stands_on_itself():
         pytest.fail(f"imports run in a circle: {' → '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(graph()) if name in RANK])
+def test_every_name_has_its_layer():
+    assert sorted(RANK) == sorted(graph().keys() - {"__init__"})
+    assert sum(len(names) for names, _ in LAYERS) == len(RANK), "a name has two"
+
+
+@pytest.mark.parametrize("name", sorted(RANK))
 def test_imports_point_down(name: str):
     above = {other for other in reach(name) if RANK.get(other, 0) > RANK[name]}
     assert not above, f"{name} stands on {sorted(above)}"
+
+
+def test_what_is_said_to_do_no_io_does_none():
+    names = [name for names, what in LAYERS for name in names if what.endswith("no I/O")]
+    assert "plans" in names
+    assert not {name: found for name in names if (found := reach(name) & IO)}
 
 
 @pytest.mark.parametrize("name", sorted(graph()))
