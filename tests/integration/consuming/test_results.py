@@ -1,5 +1,6 @@
 """What handlers return, stored together with the acknowledgement."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,42 @@ async def test_a_job_that_was_added_can_be_waited_for(queue: Queue, start: Start
     running = start(echo, store_results=True)
     job = await queue.add("n", [1, 2])
     assert await running.fact(job.wait_for_result(timeout=20)) == [1, 2]
+
+
+async def test_a_replayed_job_is_not_answered_by_a_run_of_before(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """Its entry was taken from it, so what it returns is stored nowhere."""
+    gates, runs = [asyncio.Event(), asyncio.Event()], 0
+
+    async def handler(job: Job) -> int:
+        nonlocal runs
+        runs += 1
+        await gates[runs - 1].wait()
+        return runs
+
+    async def has_begun(run: int) -> bool:
+        return runs == run
+
+    running = start(handler, concurrency=1, store_results=True)
+    job = await queue.add("n", None)
+    await until(lambda: has_begun(1), "the first run has begun")
+    ((entry_id, fields),) = await redis("XRANGE", keys.stream, "-", "+")
+    await redis("XADD", keys.dlq, "*", *fields, "source_id", entry_id, "reason", "unrecoverable")
+    await redis("XACK", keys.stream, "default", entry_id)
+    await redis("XDEL", keys.stream, entry_id)
+    assert await queue.replay_dlq() == 1
+    gates[0].set()
+    await until(lambda: has_begun(2), "the second run has begun")
+
+    async def has_sent_all() -> bool:
+        health = running.worker.health()
+        return health is not None and health.acks_waiting == 0
+
+    await until(has_sent_all, "the server has said what it thinks of the first")
+    assert await queue.get_job_result(job.id) is None
+    gates[1].set()
+    assert await running.fact(job.wait_for_result(timeout=20)) == 2
 
 
 @pytest.mark.fault(21)
