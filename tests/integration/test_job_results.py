@@ -14,6 +14,7 @@ from chasqui._core.envelope import encode_envelope
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.ends import End, raise_if_dead
+from chasqui.errors import ClosedError
 from chasqui.keys import Keys
 from chasqui.request import Request
 from tests.proxy import Proxy
@@ -259,6 +260,38 @@ async def test_a_lost_link_hides_no_end(
         proxy.is_refusing = False
         async with working(queue_name, redis_86.url):
             assert await waiting is None
+
+
+async def test_the_reader_outlives_whatever_a_credential_provider_raises(
+    redis_86: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_module, "AGAIN_S", 0.01)
+    asked = 0
+
+    async def provider(_host: str | None) -> tuple[str | None, str | None]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # the queue's own link was the first
+            raise RuntimeError("the token service is away")
+        return None, None
+
+    url = redis_86.url
+    async with Queue(queue_name, redis_url=url, credential_provider=provider) as queue:
+        job = await queue.add("void", 1)
+        async with working(queue_name, url), asyncio.timeout(20):
+            assert await job.result(poll_interval=NEVER_S) is None
+    assert asked == 3
+
+
+async def test_a_closed_queue_is_not_waited_on(redis_86: Server, queue_name: str) -> None:
+    queue = Queue(queue_name, redis_url=redis_86.url)
+    job = await queue.add("mail", 1)
+    await queue.close()
+    tasks = asyncio.all_tasks()
+    for method in (job.result, job.wait_for_result):
+        with pytest.raises(ClosedError, match="is closed"):
+            await method()
+    assert asyncio.all_tasks() == tasks, "nor is a reader of events begun"
 
 
 async def test_time_runs_out(server: Server, queue: Queue) -> None:

@@ -11,7 +11,9 @@ import redis as redis_py
 
 from chasqui import JobFailedError, sync
 from chasqui.adding import ulids
+from chasqui.blocking import BlockingConnection
 from chasqui.ends import READ_COUNT
+from chasqui.follower import Follower
 from chasqui.keys import Keys
 from tests.integration.test_job_results import NEVER_S, working
 from tests.proxy import Proxy
@@ -97,6 +99,27 @@ async def test_who_may_not_read_events_finds_the_result(
         waiting = asyncio.create_task(in_threads(lambda: queue.wait_for_result(job.id)))
         async with working(queue_name, server.url):
             assert await waiting == [{"got": 1}]
+
+
+async def test_a_wait_may_be_longer_than_a_request(
+    redis_86: Server,
+    queue_name: str,
+    make_proxy: Callable[[str], Proxy],
+    connect_blocking: Callable[..., BlockingConnection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads events in many requests, none of which lasts as long as the wait."""
+    monkeypatch.setattr("chasqui.follower.BLOCK_MS", 50)
+    proxy, keys = make_proxy(redis_86.url), Keys(queue_name)
+    connection = connect_blocking(proxy.url, request_timeout_s=2.0)
+    follower = Follower(connection, keys, "mine", None)
+    waiting = asyncio.create_task(asyncio.to_thread(follower.wait, 30.0))
+    await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 3)
+    with redis_py.Redis.from_url(redis_86.url) as redis:
+        redis.xadd(keys.events, {"e": "completed", "id": "mine"})
+    await waiting
+    assert follower.end is not None
+    assert proxy.accepted == 1
 
 
 def test_time_runs_out(server: Server, queue_name: str) -> None:

@@ -209,10 +209,11 @@ async def test_no_cancellation_keeps_a_worker_from_letting_go(
     assert not [one for one in threading.enumerate() if queue.name in one.name]
 
 
+@pytest.mark.parametrize("is_silent", [False, True], ids=["gone", "silent"])
 @pytest.mark.parametrize(
     "was_closed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["running", "draining"]
 )
-async def test_cancelling_run_does_not_wait_for_a_server_that_is_gone(
+async def test_cancelling_run_does_not_wait_for_a_server_that_does_not_answer(
     redis_86: Server,
     make_proxy: MakeProxy,
     start_at: StartAt,
@@ -220,9 +221,12 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_is_gone(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     was_closed: bool,
+    is_silent: bool,
 ) -> None:
     """Not even if it was to drain in all calm, for ten minutes."""
     monkeypatch.setattr("chasqui.consumer.CANCELLED_S", 0.1)
+    if is_silent:  # a while is left to a server whose links are there
+        monkeypatch.setattr("chasqui.consumer.FLUSH_DEADLINE_S", 0.2)
     proxy = make_proxy(redis_86.url)
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -234,8 +238,11 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_is_gone(
     async with Queue(queue_name, redis_url=redis_86.url) as queue:
         await queue.add("n", None)
         await running.fact(begun.wait())
-        proxy.is_refusing = True
-        proxy.cut()
+        if is_silent:
+            proxy.stall()
+        else:
+            proxy.is_refusing = True
+            proxy.cut()
         gate.set()
         await running.completed(1)
         if was_closed:

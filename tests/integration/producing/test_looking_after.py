@@ -12,6 +12,8 @@ import redis as redis_py
 from chasqui.errors import NotSupportedError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
+from tests.proxy import Proxy
+from tests.servers import Server
 
 
 @pytest.mark.parametrize("options", [{}, {"job_id": "mine"}], ids=["own id", "given id"])
@@ -125,6 +127,17 @@ async def test_counts(
     assert (await queue.counts("other")).pending == 0
     redis.xtrim(keys.stream, maxlen=0, approximate=False)
     assert (await queue.counts()).waiting == 0
+
+
+async def test_counts_are_one_round_trip(
+    queue_at: Callable[..., Any], server: Server, make_proxy: Callable[[str], Proxy]
+):
+    proxy = make_proxy(server.url)
+    queue = queue_at(proxy.url)
+    await queue.counts()  # now the server knows the script
+    before = len(proxy.reads)
+    await queue.counts()
+    assert proxy.reads[before:] == [1]
 
 
 async def test_pause_and_resume(queue: Any, redis: redis_py.Redis, keys: Keys):
