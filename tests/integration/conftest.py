@@ -10,7 +10,11 @@ import uvloop
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
+from chasqui.request import Effect, Request, commands
 from tests.proxy import Proxy
+
+Connect = Callable[..., Connection]
+MakeProxy = Callable[[str], Proxy]
 
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -72,3 +76,14 @@ def connect_blocking(queue_name: str) -> Iterator[Callable[..., BlockingConnecti
     yield make
     for connection in made:
         connection.close()
+
+
+def incr(key: str, effect: Effect) -> Request:
+    return commands(("INCR", key), effect=effect)
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Let the loop turn until something is true."""
+    async with asyncio.timeout(20):
+        while not fact():  # noqa: ASYNC110 - what is watched has no event of its own
+            await asyncio.sleep(0)
