@@ -25,7 +25,7 @@ from chasqui.policy import (
     LOOK_S,
     REQUEST_TIMEOUT_S,
     Introduction,
-    Pace,
+    Redial,
     Search,
     busy_wait_s,
     dial_failure,
@@ -163,7 +163,7 @@ class _Side:
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self.link: BlockingLink | None = None
-        self.pace = Pace(search)
+        self.redial = Redial(search)
         self.directory = topology.Directory(endpoint)
         #: The node that the last MOVED named.
         self.node: tuple[str, int] | None = None
@@ -173,7 +173,7 @@ class _Side:
         link, self.link = self.link, None
         if link is not None:
             link.close()
-            self.pace.link_down(time.monotonic())
+            self.redial.link_down(time.monotonic())
 
 
 class _Exchange:
@@ -354,10 +354,10 @@ class _Exchange:
             self._expire()
             if not self._unsent:
                 return None
-            if wait_s := side.pace.wait_s(time.monotonic()):
+            if wait_s := side.redial.wait_s(time.monotonic()):
                 self._pause(min(wait_s, LOOK_S), self._unsent)
                 continue
-            side.pace.dialling(time.monotonic())
+            side.redial.dialling(time.monotonic())
             deadline_s = min(request.deadline_s for request in self._unsent)
             try:
                 side.link = self._open(
@@ -373,7 +373,7 @@ class _Exchange:
                         self._fail_unsent(dial_failure(self._endpoint, error))
             else:
                 side.was_connected = True
-                side.pace.link_up(time.monotonic())
+                side.redial.link_up(time.monotonic())
         return side.link
 
     def _pause(self, wait_s: float, waiting: Iterable[Request]) -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 from chasqui import topology
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.link import Link, open_link
-from chasqui.policy import LOOK_S, Introduction, Pace, Search
+from chasqui.policy import LOOK_S, Introduction, Redial, Search
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Dialler:
         self._introduction = introduction
         self._credential_provider = credential_provider
         self._directory = topology.Directory(endpoint)
-        self._pace = Pace(search)
+        self._redial = Redial(search)
         #: The node that the last MOVED named.
         self.node: tuple[str, int] | None = None
         self.was_connected = False
@@ -36,11 +36,11 @@ class Dialler:
     @property
     def wait_s(self) -> float:
         """How long to wait before asking again whether to dial; 0: dial now."""
-        return min(self._pace.wait_s(monotonic()), LOOK_S)
+        return min(self._redial.wait_s(monotonic()), LOOK_S)
 
     async def dial(self) -> Link:
         """A link to the queue's server, wherever that is now."""
-        self._pace.dialling(monotonic())
+        self._redial.dialling(monotonic())
         try:
             link = await self.open(await self._locate())
         except Exception as error:
@@ -49,7 +49,7 @@ class Dialler:
             self.node = None
             raise
         self.was_connected = True
-        self._pace.link_up(monotonic())
+        self._redial.link_up(monotonic())
         return link
 
     async def open(self, endpoint: Endpoint) -> Link:
@@ -58,7 +58,7 @@ class Dialler:
 
     def link_down(self) -> None:
         """The link of the last dial is gone, or no longer wanted."""
-        self._pace.link_down(monotonic())
+        self._redial.link_down(monotonic())
 
     def close(self) -> None:
         """Let go of an embedded server. Blocks until it has ended."""

@@ -64,7 +64,7 @@ class Search:
         self._began_s, self._next_s = None, 0.0
 
 
-class Pace:
+class Redial:
     """Spaces the dials of one connection: those of all who search, and, after links that broke
     young, its own."""
 

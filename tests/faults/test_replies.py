@@ -14,7 +14,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
 from chasqui.errors import ChasquiError
 from chasqui.link import Link
-from chasqui.policy import Pace
+from chasqui.policy import Redial
 from chasqui.request import Effect, Request, commands
 from tests.core.memory import rss_bytes
 from tests.core.replies import builder_of, read_all, recordings
@@ -44,7 +44,7 @@ BOMBS = [
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Dials are not spaced out: there would be thousands of pauses."""
-    monkeypatch.setattr(Pace, "wait_s", lambda self, now_s: 0.0)
+    monkeypatch.setattr(Redial, "wait_s", lambda self, now_s: 0.0)
     caplog.set_level(logging.CRITICAL)
 
 

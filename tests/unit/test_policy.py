@@ -8,7 +8,7 @@ import pytest
 from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, OutcomeUnknownError, ServerError, UnreachableError
-from chasqui.policy import LOOK_S, Pace, Search, dial_failure, is_final, loss, refuse
+from chasqui.policy import LOOK_S, Redial, Search, dial_failure, is_final, loss, refuse
 from chasqui.request import Effect, Request, Script, commands
 from chasqui.scripts import call
 from chasqui.server import Answer, NotReadyError, answer_to, exception_for, moved_to
@@ -21,23 +21,23 @@ def get() -> Request:
     return commands(("GET", "x"), effect=Effect.READ)
 
 
-# ── Pace ────────────────────────────────────────────────────────────────────────────────────────
+# ── Redial ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def search_for(pace: Pace, since_s: float, until_s: float) -> list[float]:
+def search_for(redial: Redial, since_s: float, until_s: float) -> list[float]:
     """When a connection dials that finds nothing."""
     now_s, times = since_s, []
     while now_s < until_s:
-        if wait_s := pace.wait_s(now_s):
+        if wait_s := redial.wait_s(now_s):
             now_s += min(wait_s, LOOK_S)
             continue
-        pace.dialling(now_s)
+        redial.dialling(now_s)
         times.append(now_s)
     return times
 
 
 def test_a_server_that_is_away_is_dialled_five_times_a_second_at_most_and_twice_at_least() -> None:
-    times = search_for(Pace(Search()), 100.0, 1000.0)
+    times = search_for(Redial(Search()), 100.0, 1000.0)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert times[0] == 100.0
     assert min(gaps) >= 0.2
@@ -47,19 +47,19 @@ def test_a_server_that_is_away_is_dialled_five_times_a_second_at_most_and_twice_
 
 def test_all_who_search_share_their_dials() -> None:
     search = Search()
-    paces = [Pace(search) for _ in range(4)]
+    redials = [Redial(search) for _ in range(4)]
     times = []
     for ms in range(0, 30_000, 10):
-        for pace in paces:
-            if not pace.wait_s(ms / 1000):
-                pace.dialling(ms / 1000)
+        for redial in redials:
+            if not redial.wait_s(ms / 1000):
+                redial.dialling(ms / 1000)
                 times.append(ms / 1000)
     assert all(after - before >= 1.0 for before, after in zip(times, times[5:], strict=False))
 
 
 def test_once_the_server_is_found_nobody_waits() -> None:
     search = Search()
-    one, other = Pace(search), Pace(search)
+    one, other = Redial(search), Redial(search)
     times = search_for(one, 0.0, 10.0)
     one.dialling(10.3)
     assert other.wait_s(10.3) > 0.1
@@ -71,25 +71,25 @@ def test_once_the_server_is_found_nobody_waits() -> None:
 
 
 def test_links_that_break_young_are_made_ever_more_slowly() -> None:
-    pace = Pace(Search())
+    redial = Redial(Search())
     waits = []
     for now_s in range(20):
-        pace.dialling(now_s)
-        pace.link_up(now_s)
-        pace.link_down(now_s + 0.5)
-        waits.append(pace.wait_s(now_s + 0.5))
+        redial.dialling(now_s)
+        redial.link_up(now_s)
+        redial.link_down(now_s + 0.5)
+        waits.append(redial.wait_s(now_s + 0.5))
     assert waits[0] == 0.0  # at once, in case the server has moved
     assert 0.2 <= waits[1] < waits[2] + 0.1
     assert 0.4 <= waits[-1] <= 0.52
-    pace.link_up(20.0)
-    pace.link_down(30.0)
-    assert pace.wait_s(30.0) == 0.0
+    redial.link_up(20.0)
+    redial.link_down(30.0)
+    assert redial.wait_s(30.0) == 0.0
 
 
 def test_what_one_link_did_does_not_slow_the_others_down() -> None:
     """Every one of them may be broken by what it alone is sent."""
     search = Search()
-    broken, other = Pace(search), Pace(search)
+    broken, other = Redial(search), Redial(search)
     for now_s in range(5):
         broken.link_up(now_s)
         broken.link_down(now_s + 0.1)
