@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: How long each look at the live workers is.
 LIVE_S = 3
 
-#: Adds some 300 jobs a second and tells how long they took to their handler: median, 99th
+#: Adds some 700 jobs a second and tells how long they took to their handler: median, 99th
 #: percentile, in milliseconds.
 LIVE = """
 import asyncio, sys, time
@@ -34,11 +34,11 @@ async def main():
         until = time.time() + float(sys.argv[2])
         while time.time() < until:
             await queue.add("live", {"at": time.time()})
-            await asyncio.sleep(0.0025)
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.2)
     await worker.close()
     await running
-    took = sorted(took[100:])
+    took = sorted(took[200:])
     print(took[len(took) // 2] * 1000, took[int(len(took) * 0.99)] * 1000)
 
 asyncio.run(main())
@@ -52,7 +52,7 @@ class Live:
         self._server = bench.server
         self._other = other
         self._jvm: int = bench.spark.sparkContext._gateway.proc.pid
-        self._cores = os.sched_getaffinity(0)
+        self._every_core = self._cores = os.sched_getaffinity(0)
 
     def p99(self, meanwhile: Callable[[], None] | None = None) -> float:
         """The 99th percentile of a worker's jobs, in milliseconds, while something goes on."""
@@ -66,21 +66,25 @@ class Live:
 
     def set_apart(self) -> None:
         """Give Spark one core, and another one to the server and the live workers."""
-        first, *_, last = sorted(os.sched_getaffinity(0))
-        self._cores = {first}
-        for thread in threads_of(self._server.pid):
-            os.sched_setaffinity(thread, {first})
-        for thread in (*self._spark_threads(), *threads_of(self._other.pid)):
-            os.sched_setaffinity(thread, {last})
+        first, *_, last = sorted(self._every_core)
+        self._place({first}, {last}, os.SCHED_OTHER)
 
     def make_spark_yield(self) -> None:
-        """Let Spark have all cores again, but only while nobody else wants them."""
-        self._cores = os.sched_getaffinity(0)
-        for thread in (*threads_of(self._server.pid), *threads_of(self._other.pid)):
-            os.sched_setaffinity(thread, self._cores)
-        for thread in self._spark_threads():
-            os.sched_setaffinity(thread, self._cores)
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        """Let Spark have all cores, but only while nobody else wants them."""
+        self._place(self._every_core, self._every_core, os.SCHED_IDLE)
+
+    def share_all(self) -> None:
+        """Let all have all cores, as they come."""
+        self._place(self._every_core, self._every_core, os.SCHED_OTHER)
+
+    def _place(self, cores: set[int], of_spark: set[int], policy: int) -> None:
+        self._cores = cores
+        for thread in threads_of(self._server.pid):
+            os.sched_setaffinity(thread, cores)
+        for thread in (*self._spark_threads(), *threads_of(self._other.pid)):
+            with contextlib.suppress(ProcessLookupError):  # threads come and go
+                os.sched_setaffinity(thread, of_spark)
+                os.sched_setscheduler(thread, policy, os.sched_param(0))
 
     def _spark_threads(self) -> list[int]:
         """All threads of the JVM and of its Python workers; those that they start later inherit."""
@@ -109,11 +113,13 @@ def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
     of another server, again and again, and while it reads one of theirs.
 
     The first two differ by the processors that Spark takes, the last two by its turns at the server
-    and by nothing else. With the cores shared in three ways.
+    and by nothing else. A round has all three, one after the other, so that a machine whose speed
+    changes changes all of them.
     """
     own, raw = bench.server, dict[str, Any]()
-    lines = ["| a read | alone, ms | of another server | of theirs | ratio | rows/s | target |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    head = ("a read", "alone, ms", "of another server", "of theirs", "theirs / alone")
+    lines = [f"| {' | '.join((*head, 'theirs / another', 'rows/s', 'target'))} |"]
+    lines.append("| --- | --- | --- | --- | ---: | ---: | ---: | --- |")
     with Server("redis-8.6") as other:
         filled = {}
         for server in (other, own):
@@ -129,20 +135,30 @@ def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
                     more = {"url": server.url, **given}
                     keys = filled[server.url]
                     found[where].append(
-                        workers.p99(functools.partial(bench.read, what, keys, **more))
+                        workers.p99(functools.partial(bench.read, f"{what}, {where}", keys, **more))
                     )
             alone, another, theirs = (statistics.median(one) for one in found.values())
-            shown = f"{alone:.2f} | {another:.2f} | {theirs:.2f} | {theirs / another:.2f}"
-            lines.append(f"| {what} | {shown} | {bench.rates[what][-1]:,.0f} | {target} |")
+            rate = bench.median(f"{what}, theirs")
+            told = [what, *map(spread, found.values()), f"{theirs / alone:.2f}"]
+            told += [f"{theirs / another:.2f}", f"{rate:,.0f}", target]
+            lines.append(f"| {' | '.join(told)} |")
             print(lines[-1], file=sys.stderr, flush=True)
-            raw[what] = {**found, "rates": bench.rates[what]}
+            raw[what] = {**found, "rates": bench.rates[f"{what}, theirs"]}
 
-        bench.read("warm", filled[own.url])
-        look("on the same cores", "at most 1.5")
+        for server in (other, own):  # classes loaded, code compiled
+            for share in (0.5, 1) * 2:
+                more = {"url": server.url, "serverShare": share}
+                bench.read("warm", filled[server.url], **more)
         workers.set_apart()
-        look("on another core", "at most 1.5")
-        workers.make_spark_yield()
-        look("that yields the cores", "at most 1.5")
+        look("on a core of its own", "at most 1.5")
         look("... at full speed", "", serverShare=1)
-    text = f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s.\n"
+        workers.make_spark_yield()
+        look("that yields the cores", "")
+        workers.share_all()
+        look("on the same cores", "")
+    text = f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s; medians (from, to).\n"
     return "\n".join([*lines, "", text]), {"p99_ms": raw}
+
+
+def spread(found: list[float]) -> str:
+    return f"{statistics.median(found):.2f} ({min(found):.2f}, {max(found):.2f})"

@@ -6,8 +6,10 @@ parent's.
 """
 
 import asyncio
+import functools
 import inspect
 import logging
+import math
 import os
 import threading
 import time
@@ -116,6 +118,14 @@ class BlockingConnection:
             raise outcome
         return outcome
 
+    def call_each(self, requests: Iterable[Request], ahead: int) -> list[Any]:
+        """Send requests, each once there are fewer than `ahead` that wait for their replies; for
+        each its reply or its exception.
+
+        What is sent ahead is done in one go, and nobody else is served meanwhile.
+        """
+        return self._exchange(requests, ahead)
+
     def close(self) -> None:
         """Drop the link; calls of other threads raise ClosedError. A second call does nothing."""
         if self._is_closed:
@@ -129,7 +139,7 @@ class BlockingConnection:
             side.drop_link()
             side.directory.close()
 
-    def _exchange(self, requests: Iterable[Request]) -> list[Any]:
+    def _exchange(self, requests: Iterable[Request], ahead: float = math.inf) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
         each its reply or its exception. The first that cannot be made is the last."""
         side = self._side()
@@ -139,7 +149,7 @@ class BlockingConnection:
         try:
             if self._is_closed:
                 raise ClosedError("the connection is closed")
-            return _Exchange(self, side, iter(requests), deadline_s).run()
+            return _Exchange(self, side, iter(requests), deadline_s, ahead).run()
         finally:
             side.lock.release()
 
@@ -185,11 +195,13 @@ class _Exchange:
         side: _Side,
         source: Iterator[Request],
         deadline_s: float,
+        ahead: float,
     ) -> None:
         self._connection = connection
         self._endpoint = connection.endpoint
         self._side = side
         self._source = source
+        self._ahead = ahead
         #: Of the first request: it has waited for the lock as well.
         self._deadline_s: float | None = deadline_s
         self._all: list[Request] = []
@@ -207,7 +219,7 @@ class _Exchange:
             if link is None:
                 continue
             try:
-                link.pump(self._take, self._on_reply)
+                link.pump(functools.partial(self._take, link), self._on_reply)
             except (OSError, ProtocolError) as error:
                 fields = {"server": str(link.endpoint)}
                 logger.debug("the link to %s is lost: %s", link.endpoint, error, extra=fields)
@@ -243,9 +255,11 @@ class _Exchange:
         self._unsent.append(request)
         return True
 
-    def _take(self) -> Request | None:
+    def _take(self, link: BlockingLink) -> Request | None:
         """The next request for the link; None while there is none for it."""
-        if self._must_redial or not (self._unsent or self._draw()):
+        if self._must_redial or len(link.inflight) >= self._ahead:
+            return None
+        if not (self._unsent or self._draw()):
             return None
         return self._unsent.popleft()
 

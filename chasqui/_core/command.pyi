@@ -38,10 +38,8 @@ def pack_jobs(
     ulids: UlidFactory,
     now_ms: int,
     payloads: list[bytes],
-    names: str | list[str] = "",
     ids: list[str | None] | None = None,
     retries: list[bytes | None] | None = None,
-    due_ms: list[int] | None = None,
 ) -> bytes: ...
 def xadd(
     buffer: CommandBuffer, key: bytes, fields: Sequence[Argument], *, maxlen: int | None = None

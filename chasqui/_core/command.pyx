@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 from chasqui._core.buffer cimport HEADER_BYTES, CommandBuffer, decimal_width, put_bulk, put_decimal, put_header
 from chasqui._core.entry cimport Entry
 from chasqui._core.envelope cimport envelope_size, put_envelope
+from chasqui._core.msgpack cimport put_array_header, put_str_header
 from chasqui._core.ulid cimport ULID_CHARS, UlidFactory
 
 
@@ -136,43 +137,25 @@ def cut(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
     return parts
 
 
-def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, names="", list ids=None,
-              list retries=None, list due_ms=None):
-    """A chunk of jobs as one string, which a script takes apart: per job `<I4c0I4c0I4I4`, which is its
-    envelope, its name and, high half first, its due time (0 without `due_ms`).
+def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, list ids=None,
+              list retries=None):
+    """The envelopes of a chunk of jobs as one msgpack array of texts, which a script takes apart.
 
     To a script that only puts them somewhere, one argument costs a third of many.
     """
     cdef CommandBuffer buffer = CommandBuffer()
     cdef Py_ssize_t count = len(payloads), i
-    cdef uint64_t due = 0
     cdef JobView job
     cdef char* out
-    _check_columns(count, names, ids, retries)
-    if due_ms is not None and len(due_ms) != count:
-        raise ValueError(f"{len(due_ms)} due times for {count} payloads")
+    _check_columns(count, "", ids, retries)
+    buffer.advance(put_array_header(buffer.reserve(5), count))
     ulids.begin()
     for i in range(count):
-        if due_ms is not None:
-            due = _due(due_ms, i)
-        _load(&job, i, payloads, names, ids, retries, ulids, now_ms)
-        out = buffer.reserve(16 + job.envelope_size + job.name_size)
-        out = _put_half(out, job.envelope_size)
-        out = put_envelope(out, job.id, job.id_size, job.payload, job.payload_size, now_ms, 0,
-                           job.retry, job.retry_size)
-        out = _put_half(out, job.name_size)
-        memcpy(out, job.name, job.name_size)
-        out = _put_half(_put_half(out + job.name_size, due >> 32), due)
-        buffer.advance(out)
+        _load(&job, i, payloads, "", ids, retries, ulids, now_ms)
+        out = put_str_header(buffer.reserve(5 + job.envelope_size), job.envelope_size)
+        buffer.advance(put_envelope(out, job.id, job.id_size, job.payload, job.payload_size, now_ms, 0,
+                                    job.retry, job.retry_size))
     return bytes(buffer)
-
-
-cdef char* _put_half(char* out, uint64_t number) noexcept nogil:
-    """The low 32 bits, little-endian."""
-    cdef int i
-    for i in range(4):
-        out[i] = <char>(number >> (8 * i))
-    return out + 4
 
 
 cdef int _check_columns(Py_ssize_t count, object names, list ids, list retries) except -1:

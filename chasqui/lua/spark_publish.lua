@@ -1,8 +1,8 @@
 -- spark_publish: move a staged chunk of jobs to where they belong.
 -- KEYS  1 record of the write   2 stage (hash: number to chunk)   3 stream   4 delayed set   5 wake list
 -- ARGV  1 epoch   2 number of the chunk   3 most jobs that may wait in the stream
--- A chunk is, per job: envelope, name, due (ms; 0 for now), each text behind its length. What was moved
--- leaves '' behind: sent twice, the second one finds nothing to move.
+-- A chunk is, in msgpack: a name or one for each job, a due time (ms; 0 for now) or one for each, the
+-- envelopes. What was moved leaves '' behind: sent twice, the second one finds nothing to move.
 -- Returns {jobs moved, 1 if some of the chunk are left, jobs in the stream}; {-1} if the record is not
 -- publishing this epoch any more; {-2} if the chunk is gone.
 -- The copy is made before the original goes: if it cannot be made, the script ends there.
@@ -15,7 +15,10 @@ local chunk = redis.call('HGET', KEYS[2], ARGV[2])
 if not chunk then
   return {-2}
 end
-local depth, most, size = redis.call('XLEN', stream), tonumber(ARGV[3]), #chunk
+local depth, most = redis.call('XLEN', stream), tonumber(ARGV[3])
+if chunk == '' then
+  return {0, 0, depth}
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local earliest = tonumber(redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
@@ -32,11 +35,13 @@ local function id_of(envelope)
   return string.sub(envelope, 5, 4 + high * 256 + low)
 end
 
-local at, moved = 1, 0
-local unpack_job, call = struct.unpack, redis.call
-while at <= size and depth < most do
-  local envelope, name, high, low, behind = unpack_job('<I4c0I4c0I4I4', chunk, at)
-  local due = high * 4294967296 + low
+local names, dues, envelopes = cmsgpack.unpack(chunk)
+local name = type(names) == 'string' and names
+local due = type(dues) == 'number' and dues
+local call, size, moved = redis.call, #envelopes, 0
+while moved < size and depth < most do
+  local i = moved + 1
+  local envelope, name, due = envelopes[i], name or names[i], due or dues[i]
   if due > now then
     local member = struct.pack('<I4', #name) .. name .. envelope
     call('ZADD', delayed, string.format('%.0f', due), member)
@@ -53,14 +58,27 @@ while at <= size and depth < most do
     call('XADD', stream, '*', 'd', envelope, 'n', name)
     depth = depth + 1
   end
-  at, moved = behind, moved + 1
+  moved = i
 end
+
+local function behind(list)
+  local rest = {}
+  for i = moved + 1, size do
+    rest[#rest + 1] = list[i]
+  end
+  return rest
+end
+
 if moved > 0 then
-  call('HSET', KEYS[2], ARGV[2], string.sub(chunk, at))
+  local rest = ''
+  if moved < size then
+    rest = cmsgpack.pack(name or behind(names), due or behind(dues), behind(envelopes))
+  end
+  call('HSET', KEYS[2], ARGV[2], rest)
   call('HINCRBY', KEYS[1], 'left', -moved)
 end
 if rings and call('EXISTS', KEYS[5]) == 0 then
   call('LPUSH', KEYS[5], '1')
   call('EXPIRE', KEYS[5], 60)
 end
-return {moved, at <= size and 1 or 0, depth}
+return {moved, moved < size and 1 or 0, depth}

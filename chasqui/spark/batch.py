@@ -117,7 +117,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 ranges.walk(
                     stream,
                     ranges.Place(start, None),
-                    Pace(options),
+                    Pace(options, is_alone=True),
                     last,
                     step=step,
                     counts_loss=False,

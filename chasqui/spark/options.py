@@ -112,7 +112,7 @@ class Options:
     )
     max_records_per_partition: int = option(50_000, number(1), "rs", "The most rows of a task.")
     server_share: float = option(
-        0.25,
+        0.5,
         share,
         "rs",
         "How much of the server's time one task takes, for live workers want some too: behind "

@@ -25,9 +25,10 @@ _MOST_S: Final = 1.0
 class Pace:
     """How many entries a task asks for at once, and how long it rests behind them."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, is_alone: bool = False) -> None:
         self.most = options.fetch_count or (FULL_PAGE if options.server_share == 1 else PAGE)
-        self._share = options.server_share
+        # One reader alone holds others up for a page at most, rest or not.
+        self._share = 1.0 if is_alone else options.server_share
         self._rows_per_s = options.max_read_rows_per_second
         self._next = min(FIRST_PAGE, self.most)
         self._asked_s = self._used_s = 0.0
@@ -44,9 +45,9 @@ class Pace:
         if rows:
             self._next = max(1, min(self.most, PAGE_BYTES * rows // max(size, 1)))
         took_s = now_s - self._asked_s
-        # What this thread was busy with itself, it did not wait for.
+        # What this thread was busy with itself, it did not wait for: the server was free meanwhile.
         waited_s = max(0.0, took_s - (time.thread_time() - self._used_s))
-        rest_s = min(waited_s / self._share - waited_s, _MOST_S)
+        rest_s = min(waited_s / self._share - took_s, _MOST_S)
         if self._rows_per_s:
             rest_s = max(rest_s, rows / self._rows_per_s - took_s)
         rest_s -= self._overslept_s

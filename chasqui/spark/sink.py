@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgpack  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -189,14 +190,15 @@ class _Stage:
                 raise reply
 
     def _chunk(self, jobs: Batch, dues: list[int], part: slice) -> Request:
-        chunk = pack_jobs(
+        # One name, or due time, for all of them is most often enough.
+        names: str | list[str] = jobs.names if isinstance(jobs.names, str) else jobs.names[part]
+        chunk = msgpack.packb(names) + msgpack.packb(dues[part] if jobs.kinds is not None else 0)
+        chunk += pack_jobs(
             ulids,
             time.time_ns() // 1_000_000,
             jobs.payloads[part],
-            jobs.names if isinstance(jobs.names, str) else jobs.names[part],
             None if jobs.ids is None else jobs.ids[part],
             None if jobs.retries is None else jobs.retries[part],
-            dues[part] if jobs.kinds is not None else None,
         )
         number = self.chunks
         self.chunks += 1

@@ -216,7 +216,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             ranges.walk(
                 self._stream(queue),
                 place,
-                Pace(options),
+                Pace(options, is_alone=True),
                 last,
                 most=most,
                 step=step,

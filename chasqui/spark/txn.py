@@ -11,16 +11,17 @@ empty string in its place until all is done, so a chunk that comes late finds it
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from chasqui import scripts
 from chasqui.adding import full_waits_s
 from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError, QueueFullError
 from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, commands
+from chasqui.request import Effect, Plan, Request, commands
 
 BEGIN: Final = scripts.load("spark_begin")
 PUBLISH: Final = scripts.load("spark_publish")
@@ -29,6 +30,9 @@ DROP: Final = scripts.load("spark_drop")
 
 #: How long the last epoch of a write is remembered once it is published.
 REMEMBERED_S: Final = 30 * 86_400
+#: Chunks on their way at once: the next one is there when the server is done with this one, and
+#: others still get their turn between the two.
+_AHEAD: Final = 2
 
 
 class StageLostError(ChasquiError):
@@ -146,43 +150,56 @@ class Transaction:
 
     def _publish(self, epoch: int, chunks: Mapping[bytes, int]) -> int:
         """Publish what is staged under these keys, in so many chunks each; how many jobs."""
-        moved = 0
-        for key, count in chunks.items():
-            for number in range(count):
-                moved += self._publish_chunk(epoch, key, number)
+        left = [(key, number) for key, count in chunks.items() for number in range(count)]
+        total, waits = 0, full_waits_s()
+        while left:
+            replies = self._connection.call_each(self._moves(epoch, left), _AHEAD)
+            moved, depth, undone = 0, 0, []
+            for place, reply in zip(left, replies, strict=False):
+                if isinstance(reply, BaseException):
+                    raise reply
+                if reply == [-2]:
+                    raise self._lost(place[0])
+                if _is_left(reply):
+                    undone.append(place)
+                    depth = reply[2]
+                if reply != [-1]:  # else somebody has published all of it
+                    moved += reply[0]
+            total += moved
+            left = undone + left[len(replies) :]
+            if moved:
+                waits = full_waits_s()
+            elif undone and self._waits:
+                time.sleep(next(waits))
+            elif undone:
+                raise QueueFullError(self._keys.queue, depth, self._max_backlog)
         self._connection.call(
             scripts.call(DONE, [self._record, *chunks], [epoch, REMEMBERED_S], Effect.IDEMPOTENT)
         )
-        return moved
+        return total
 
-    def _publish_chunk(self, epoch: int, key: bytes, number: int) -> int:
-        names = [self._record, key, self._keys.stream, self._keys.delayed, self._keys.wake]
-        waits = full_waits_s()
-        total = 0
-        while True:
-            reply: list[int] = self._connection.call(
+    def _moves(self, epoch: int, chunks: Iterable[tuple[bytes, int]]) -> Iterator[Request]:
+        """What publishes these chunks one by one, up to the first that finds no room."""
+        sent: deque[Request] = deque(maxlen=_AHEAD)
+        for key, number in chunks:
+            if any(_is_left(one.outcome) for one in sent):
+                return
+            names = [self._record, key, self._keys.stream, self._keys.delayed, self._keys.wake]
+            sent.append(
                 scripts.call(PUBLISH, names, [epoch, number, self._max_backlog], Effect.IDEMPOTENT)
             )
-            if reply == [-1]:  # somebody else has published all of it
-                return total
-            if reply == [-2]:
-                raise self._lost(key)
-            moved, is_left, depth = reply
-            total += moved
-            if not is_left:
-                return total
-            if moved:
-                waits = full_waits_s()
-            elif self._waits:
-                time.sleep(next(waits))
-            else:
-                raise QueueFullError(self._keys.queue, depth, self._max_backlog)
+            yield sent[-1]
 
     def _lost(self, key: bytes) -> StageLostError:
         return StageLostError(
             f"rows staged for queue {self._keys.queue!r} are gone ({key.decode()}): run the batch "
             "again, with a longer stageTtl if it took that long"
         )
+
+
+def _is_left(reply: Any) -> bool:
+    """Whether some jobs of a chunk found no room."""
+    return isinstance(reply, list) and reply[1:2] == [1]
 
 
 def _chunks(keys: Sequence[bytes]) -> Plan[list[int]]:

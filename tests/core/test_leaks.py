@@ -195,9 +195,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "cut": lambda: cut([b"x"] * 9, 4, 2),
     "cut, wrong": lambda: cut([b"x", None], 1, 1),
     "pack_jobs": lambda: pack_jobs(
-        ULIDS, NOW_MS, [ENVELOPE] * 2, ["a", "b"], [None, "id"], [None, b"\xc0"], [10**12, 0]
+        ULIDS, NOW_MS, [ENVELOPE] * 2, [None, "id"], [None, b"\xc0"]
     ),
-    "pack_jobs, wrong": lambda: pack_jobs(ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]),
+    "pack_jobs, wrong": lambda: pack_jobs(ULIDS, NOW_MS, [b"\xc0"] * 2, ["id", 1]),
     "pack_maps": lambda: pack_maps(2, [NUMBERS, ("p", "packed", 0, None, [b"\xc0"] * 2, None)]),
     "pack_maps, wrong": lambda: pack_maps(2, [NUMBERS, ("n", "int64", 9, None, bytes(16), None)]),
     "slots": lambda: job_slots.make(2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None),

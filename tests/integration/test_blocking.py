@@ -95,6 +95,26 @@ def test_a_stream_that_breaks_off_leaves_replies_in_step(
     assert connection.call(echo(3)) == b"3"
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_no_more_requests_are_on_their_way_than_asked_for(
+    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, ahead: int
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    proxy.fail(Fault.CUT_AFTER, "ECHO", nth=50)
+    sent: list[Request] = []
+    waiting: list[int] = []
+
+    def requests() -> Any:
+        for i in range(200):
+            waiting.append(sum(not isinstance(one.outcome, bytes) for one in sent))
+            sent.append(echo(i))
+            yield sent[-1]
+
+    replies = connect_blocking(proxy.url).call_each(requests(), ahead)
+    assert replies == [b"%d" % i for i in range(200)]
+    assert max(waiting) == ahead - 1
+
+
 def test_many_threads_get_their_own_replies(server: Server, connect_blocking: Connect) -> None:
     connection = connect_blocking(server.url)
 

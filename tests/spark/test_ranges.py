@@ -1,7 +1,5 @@
 """Ranges leave no gap and share no entry; losses are counted to the entry."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,13 +50,59 @@ def test_pages_are_short_whatever_the_size_of_entries():
     assert pace.ask() == 1
 
 
-def test_a_task_rests_for_the_share_that_is_not_its_own():
+class Clock:
+    """Time that passes as it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = self.used_s = 0.0
+        self.rests: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return self.used_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.rests.append(round(seconds, 6))
+
+    def page(self, pace: Pace, waited_s: float, worked_s: float = 0.0, rows: int = 1) -> None:
+        """A page that the server took so long for, and the task itself so long."""
+        pace.ask()
+        self.now_s += waited_s + worked_s
+        self.used_s += worked_s
+        pace.rest(rows, rows)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("chasqui.spark.pace.time", clock)
+    return clock
+
+
+def test_a_task_rests_for_the_share_that_is_not_its_own(clock: Clock):
     pace = Pace(Options(server_share=0.1))
-    pace.ask()
-    started_s = time.monotonic()
-    time.sleep(0.01)  # a page that took so long
-    pace.rest(1, 1)
-    assert time.monotonic() - started_s > 0.09
+    clock.page(pace, waited_s=0.01)
+    assert clock.rests == [0.09]
+    clock.page(pace, waited_s=0.01, worked_s=0.06)  # the server was free meanwhile
+    assert clock.rests == [0.09, 0.03]
+    clock.page(pace, waited_s=0.01, worked_s=0.2)
+    assert clock.rests == [0.09, 0.03]
+
+
+def test_one_reader_alone_and_full_speed_take_no_rest(clock: Clock):
+    clock.page(Pace(Options(server_share=0.1), is_alone=True), waited_s=0.01)
+    clock.page(Pace(FAST), waited_s=0.01)
+    assert clock.rests == []
+
+
+def test_a_rest_is_never_longer_than_a_second_but_for_a_limit_of_rows(clock: Clock):
+    clock.page(Pace(Options(server_share=0.01)), waited_s=60)  # a server that was away
+    assert clock.rests == [1]
+    clock.page(Pace(Options(max_read_rows_per_second=10)), waited_s=4, rows=100)
+    assert clock.rests == [1, 6]
 
 
 def test_a_walk_counts_what_is_there(each_server: Server, queue_name: str):

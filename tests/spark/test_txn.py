@@ -399,6 +399,37 @@ def test_a_write_waits_for_room_in_the_queue(each_server: Server, queue_name: st
     assert redis.jobs() == []
 
 
+def test_jobs_that_found_no_room_keep_their_names_and_times(each_server: Server, queue_name: str):
+    """What is left of a chunk is packed again, by the server."""
+    redis = Redis(each_server.url, queue_name)
+    schema = struct(job_id="string", name="string", run_at="timestamp", n="bigint")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    columns = {
+        "job_id": [f"id-{n}" for n in range(120)],
+        "name": ["x" * n for n in range(120)],
+        "run_at": [later if n % 3 == 0 else None for n in range(120)],
+        "n": list(range(120)),
+    }
+    for most in (7, 30, 31, 1000):
+        it = writer(each_server.url, schema, queue=queue_name, txnAppId="app", maxBacklog=most,
+                    onBacklog="wait" if most == 1000 else "fail")  # fmt: skip
+        messages = [it.write(batches(columns, schema))]
+        if most == 1000:
+            it.commit(messages)
+        else:
+            with pytest.raises(QueueFullError):
+                it.commit(messages)
+            assert redis("XLEN", redis.keys.stream) == most
+    here = read(each_server.url, queue_name, payloadSchema="n bigint")
+    there = read(each_server.url, queue_name, table="delayed", payloadSchema="n bigint")
+    assert [row["payload"]["n"] for row in here] == [n for n in range(120) if n % 3]
+    assert sorted(row["payload"]["n"] for row in there) == list(range(0, 120, 3))
+    for row in (*here, *there):
+        n = row["payload"]["n"]
+        assert (row["job_id"], row["name"]) == (f"id-{n}", "x" * n)
+    assert {abs(row["run_at"] - later) < timedelta(milliseconds=1) for row in there} == {True}
+
+
 def test_a_stream_needs_a_name_that_survives_a_restart(redis_86: Server, queue_name: str):
     options = Options.parse({"url": redis_86.url, "queue": queue_name}, "w")
     with pytest.raises(RuntimeError, match="give txnAppId"):
