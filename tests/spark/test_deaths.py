@@ -22,7 +22,7 @@ from tests.proxy import Proxy
 from tests.servers import Server
 from tests.spark.conftest import unavailable
 from tests.spark.direct import Redis
-from tests.spark.sizes import FULL
+from tests.spark.sizes import FULL, sized
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,6 @@ def start(code: str, *arguments: str) -> "subprocess.Popen[str]":
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,  # so that the JVM dies with it
     )
@@ -114,17 +113,19 @@ import json, os, signal, sys
 from pyspark import TaskContext
 from pyspark.sql.functions import udf
 from chasqui.spark import enqueue, read, session
-url, queue = sys.argv[1:]
-spark = session("local-cluster[2,1,1024]", conf={"spark.log.level": "OFF"})
+url, queue, size = *sys.argv[1:3], int(sys.argv[3])
+# Both executors before the first job: one that comes late would find all tasks taken.
+conf = {"spark.log.level": "OFF", "spark.scheduler.minRegisteredResourcesRatio": "1"}
+spark = session("local-cluster[2,1,1024]", conf=conf)
 
 @udf("long")
 def die_once(n):
     context = TaskContext.get()
-    if context.attemptNumber() == 0 and context.partitionId() == 1 and n % 1000 == 999:
+    if context.attemptNumber() == 0 and n == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return n
 
-df = spark.range(0, 4000, 1, 2).select(die_once("id").alias("n"))
+df = spark.range(0, size, 1, 2).select(die_once("id").alias("n"))
 enqueue(df, queue, url=url)
 jobs = read(spark, "jobs", queue, url=url, payloadSchema="n bigint", minPartitions=4)
 parent = udf(lambda n: os.getppid(), "long")
@@ -139,11 +140,13 @@ spark.stop()
 
 
 @pytest.mark.timeout(300)
-def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str):
-    driver = start(CLUSTER, redis_86.url, queue_name)
+@sized(4000)
+def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str, size: int):
+    """And one of their Python workers that is killed at the last row of a task."""
+    driver = start(CLUSTER, redis_86.url, queue_name, str(size))
     told, _ = driver.communicate()
     found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    assert found == {"rows": 4000, "distinct": 4000, "executors": 2}
+    assert found == {"rows": size, "distinct": size, "executors": 2}
 
 
 NO_JAVA = """
