@@ -1,6 +1,5 @@
 """What live workers feel while Spark reads a whole queue: a part of bench.spark."""
 
-import contextlib
 import functools
 import os
 import statistics
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from bench.spark import Bench
 
 #: How long each look at the live workers is.
-LIVE_S = 3
+LIVE_S = 2
 
 #: Adds some 700 jobs a second and tells how long they took to their handler: median, 99th
 #: percentile, in milliseconds.
@@ -46,66 +45,37 @@ asyncio.run(main())
 
 
 class Live:
-    """Live workers, a server of theirs, and a Spark whose processors can be taken away."""
+    """Live workers and the server that is theirs."""
 
-    def __init__(self, bench: "Bench", other: Server) -> None:
-        self._server = bench.server
-        self._other = other
-        self._jvm: int = bench.spark.sparkContext._gateway.proc.pid
-        self._every_core = self._cores = os.sched_getaffinity(0)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._policy = os.SCHED_OTHER
 
     def p99(self, meanwhile: Callable[[], None] | None = None) -> float:
         """The 99th percentile of a worker's jobs, in milliseconds, while something goes on."""
         command = [sys.executable, "-c", LIVE, self._server.url, str(LIVE_S)]
         live = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        os.sched_setaffinity(live.pid, self._cores)
+        self._set(live.pid)
         while meanwhile is not None and live.poll() is None:
             meanwhile()
         told, _ = live.communicate()
         return float(told.split()[1])
 
-    def set_apart(self) -> None:
-        """Give Spark one core, and another one to the server and the live workers."""
-        first, *_, last = sorted(self._every_core)
-        self._place({first}, {last}, os.SCHED_OTHER)
+    def go_first(self) -> None:
+        """Give the live workers and their server a processor whenever they want one, as if whatever
+        else is on this machine ran elsewhere. Needs the right to (root, or CAP_SYS_NICE)."""
+        self._policy = os.SCHED_FIFO
+        self._set(self._server.pid)
 
-    def make_spark_yield(self) -> None:
-        """Let Spark have all cores, but only while nobody else wants them."""
-        self._place(self._every_core, self._every_core, os.SCHED_IDLE)
+    def take_turns(self) -> None:
+        """Let all share the processors as they come."""
+        self._policy = os.SCHED_OTHER
+        self._set(self._server.pid)
 
-    def share_all(self) -> None:
-        """Let all have all cores, as they come."""
-        self._place(self._every_core, self._every_core, os.SCHED_OTHER)
-
-    def _place(self, cores: set[int], of_spark: set[int], policy: int) -> None:
-        self._cores = cores
-        for thread in threads_of(self._server.pid):
-            os.sched_setaffinity(thread, cores)
-        for thread in (*self._spark_threads(), *threads_of(self._other.pid)):
-            with contextlib.suppress(ProcessLookupError):  # threads come and go
-                os.sched_setaffinity(thread, of_spark)
-                os.sched_setscheduler(thread, policy, os.sched_param(0))
-
-    def _spark_threads(self) -> list[int]:
-        """All threads of the JVM and of its Python workers; those that they start later inherit."""
-        parents = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    stat = (entry / "stat").read_text()
-                    parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-        found = []
-        for pid in parents:
-            above = pid
-            while above in parents and above != self._jvm:
-                above = parents[above]
-            if above == self._jvm:
-                found += threads_of(pid)
-        return found
-
-
-def threads_of(pid: int) -> list[int]:
-    return [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    def _set(self, pid: int) -> None:
+        priority = os.sched_param(1 if self._policy == os.SCHED_FIFO else 0)
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), self._policy, priority)
 
 
 def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
@@ -113,8 +83,9 @@ def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
     of another server, again and again, and while it reads one of theirs.
 
     The first two differ by the processors that Spark takes, the last two by its turns at the server
-    and by nothing else. A round has all three, one after the other, so that a machine whose speed
-    changes changes all of them.
+    and by nothing else. Where live workers and their server go first, Spark takes no processor from
+    them either. A round has all three, one after the other, so that a machine whose speed changes
+    changes all of them.
     """
     own, raw = bench.server, dict[str, Any]()
     head = ("a read", "alone, ms", "of another server", "of theirs", "theirs / alone")
@@ -125,7 +96,7 @@ def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
         for server in (other, own):
             bench.server = server
             filled[server.url] = bench.write("filled", "exactly_once")
-        workers = Live(bench, other)
+        workers = Live(own)
 
         def look(what: str, target: str, **given: Any) -> None:
             found: dict[str, list[float]] = {"alone": [], "another": [], "theirs": []}
@@ -149,13 +120,11 @@ def live(bench: "Bench", rounds: int) -> tuple[str, dict[str, Any]]:
             for share in (0.5, 1) * 2:
                 more = {"url": server.url, "serverShare": share}
                 bench.read("warm", filled[server.url], **more)
-        workers.set_apart()
-        look("on a core of its own", "at most 1.5")
+        workers.go_first()
+        look("beside workers that go first", "at most 1.5")
         look("... at full speed", "", serverShare=1)
-        workers.make_spark_yield()
-        look("that yields the cores", "")
-        workers.share_all()
-        look("on the same cores", "")
+        workers.take_turns()
+        look("on the same processors", "")
     text = f"{bench.rows:,} rows, {rounds} rounds of {LIVE_S} s; medians (from, to).\n"
     return "\n".join([*lines, "", text]), {"p99_ms": raw}
 

@@ -123,7 +123,7 @@ class Options:
         number(1, 100_000),
         "rs",
         "The most entries in a page, which holds up live workers for its length; of large ones "
-        "it has fewer. Default 100, and 250 at full speed.",
+        "it has fewer. Default 250, and 1000 at full speed.",
     )
     max_read_rows_per_second: int = option(
         0, number(0), "rs", "The most rows that one task reads in a second; 0 is no limit."
