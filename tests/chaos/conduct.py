@@ -203,9 +203,8 @@ class Conductor:
         code = worker.wait(1)
         if worker.who not in self._tally.finishers and worker.age_s < START_S:
             return
-        tail = " / ".join(worker.log().strip().splitlines()[-3:])
         now_s = time.monotonic()
-        error = f"{worker.who} ended with {code}: {tail}"
+        error = f"{worker.who} ended with {code}: {worker.last_words()}"
         self._records.append(
             Record(DEATH, now_s, now_s, worker.who, lost=(worker.who,), error=error)
         )

@@ -146,9 +146,16 @@ class Member:
     def fds(self) -> int:
         return len(os.listdir(self._proc("fd")))
 
-    def log(self) -> str:
-        """What the process has printed."""
-        return (self._stage.folder / f"{self.who}.log").read_text(errors="replace")
+    @property
+    def found_no_server(self) -> bool:
+        """Whether the process ended because it had none to begin with: then there is nothing to
+        drain. Whoever has had one waits for its return."""
+        return "no connection to" in self.last_words()
+
+    def last_words(self) -> str:
+        """The last lines that the process has printed, as one."""
+        log = (self._stage.folder / f"{self.who}.log").read_text(errors="replace")
+        return " / ".join(log.strip().splitlines()[-3:])
 
     def close(self) -> None:
         if self.is_running:

@@ -1,10 +1,13 @@
 """A short run of the chaos, and controls: what is broken on purpose must be seen."""
 
+import signal
+
 import pytest
 
 from tests.chaos.__main__ import run
 from tests.chaos.scene import KINDS, Kind, Scene, Skipped
 from tests.chaos.schedule import draw, kinds_of, redraw
+from tests.chaos.stage import Stage
 from tests.chaos.subjects import SUBJECTS
 
 SEED = 20_260_807
@@ -49,6 +52,23 @@ def test_a_fault_that_finds_nothing_to_strike_is_replaced(monkeypatch: pytest.Mo
     assert result.violations == []
     assert result.faults == {"link cut": 4}
     assert len(result.resumed_s) == 4
+
+
+@pytest.mark.slow
+def test_a_worker_that_drains_is_told_from_one_that_found_no_server() -> None:
+    sizes = {"jobs": 10, "workers": 1, "producers": 1, "lease_ms": 2_000}
+    with Stage(SUBJECTS["chasqui"], "valkey-9", **sizes) as stage:
+        (worker,) = stage.workers
+        stage.server.kill()
+        worker.start()
+        assert worker.wait(30) == 1
+        assert worker.found_no_server
+        stage.server.start()
+        worker.start()
+        worker.wait_until_up(30)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        assert not worker.found_no_server
 
 
 def test_a_seed_gives_one_schedule() -> None:
