@@ -18,7 +18,7 @@ from chasqui._core.ulid import UlidFactory
 from chasqui.errors import OutcomeUnknownError
 from chasqui.job import Job, ResultSource, job_slots
 from chasqui.keys import Keys, shown
-from chasqui.request import Effect, Request
+from chasqui.request import Effect, Request, commands
 
 OnFull: TypeAlias = Literal["raise", "wait"]
 Durable: TypeAlias = Literal["disk", "replica"]
@@ -211,6 +211,14 @@ class Numbering:
     def number(self) -> int:
         """The number of a chunk that is to be made more than once."""
         return next(self._identity()[2])
+
+    def mark(self, batch: Batch, number: int) -> Request:
+        """Asks whether the batch's chunk of this number is in: the reply is 1 if it is."""
+        keys, producer_id = self._keys, self.producer_id
+        if batch.kinds is None:
+            page, bit = divmod(number, PAGE_BITS)
+            return commands(("GETBIT", keys.applied(producer_id, page), bit), effect=Effect.READ)
+        return commands(("EXISTS", keys.flags(producer_id, number)), effect=Effect.READ)
 
     def answer_key(self) -> bytes:
         """Where the answer to one call is kept for its repeats."""

@@ -3,6 +3,10 @@
 The wait, WAITAOF or WAIT, is for what its link wrote before. So the last chunk of each add goes out
 with the wait right behind it. Should the link be lost, all of an add is sent once more: a server
 that lost jobs as it died is given them anew, and is then waited for.
+
+Behind the wait it is asked whether the last chunk is still there. A primary that becomes a replica
+loses what only it had, and Valkey lets a wait outlive that: when the server is primary again, its
+replicas answer it for another history.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,32 +24,34 @@ WAIT_MS: Final = 10_000
 ROUNDS: Final = 5
 
 
-def confirmed(chunks: Sequence[Callable[[], Request]], durable: Durable) -> Plan[list[Any]]:
+def confirmed(
+    chunks: Sequence[Callable[[], Request]], mark: Request, durable: Durable
+) -> Plan[list[Any]]:
     """For each chunk its reply or its exception, once all of them are safe.
 
     They are made one after the other as they are sent, and may be made again: each must be the same
-    then, and applied once however often it is sent.
+    then, and applied once however often it is sent. `mark` asks whether the last one is in.
     """
     why: object = f"the link was lost {ROUNDS} times meanwhile"
     for number in range(ROUNDS):
-        replies, is_one_link, answer = yield from _sent(chunks, durable)
+        replies, are_in, answer = yield from _sent(chunks, mark, durable)
         failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
         if failure is not None and number > 0:  # what it says is not true of the first time
             why = failure
             break
         if failure is not None or isinstance(replies[-1], list):
             return replies  # refused, or no room: nobody waits for the disk
-        if is_one_link:
+        if are_in:
             _check(answer, durable)
             return replies
     raise OutcomeUnknownError(f"the jobs were added, but perhaps not for good: {why}")
 
 
 def _sent(
-    chunks: Sequence[Callable[[], Request]], durable: Durable
+    chunks: Sequence[Callable[[], Request]], mark: Request, durable: Durable
 ) -> Plan[tuple[list[Any], bool, Any]]:
-    """The replies, up to the first exception; whether all came over one link; and the answer to the
-    wait."""
+    """The replies, up to the first exception; whether all came over one link to a server that still
+    has them; and the answer to the wait."""
     *most, last = chunks
     made: list[Request] = []
     replies: list[Any] = []
@@ -53,10 +59,11 @@ def _sent(
         if most:
             replies = yield _made(most, made)
         if not any(isinstance(reply, Exception) for reply in replies):
-            request = DurableRequest(last(), durable)
-            reply, answer = yield request
+            request = DurableRequest(last(), mark, durable)
+            reply, answer, is_in = yield request
             replies.append(exception_for(reply) if isinstance(reply, ReplyError) else reply)
-            return replies, all(one.link is request.link for one in made), answer
+            are_in = is_in == 1 and all(one.link is request.link for one in made)
+            return replies, are_in, answer
     except Exception as error:
         replies.append(error)
     return replies, False, None
@@ -69,16 +76,17 @@ def _made(chunks: Iterable[Callable[[], Request]], made: list[Request]) -> Itera
 
 
 class DurableRequest(Request):
-    """A chunk that is to be confirmed before it is answered. The reply is its own and that to the
-    wait behind it."""
+    """A chunk that is to be confirmed before it is answered. The reply is its own, that to the wait
+    behind it, and whether the chunk was in after that."""
 
-    __slots__ = ("durable",)
+    __slots__ = ("durable", "mark")
 
-    def __init__(self, chunk: Request, durable: Durable) -> None:
+    def __init__(self, chunk: Request, mark: Request, durable: Durable) -> None:
         # By its source: were the script unknown, the wait behind it would be for nothing.
         if chunk.script is not None:
             chunk.send_source()
         super().__init__(chunk.frame, Effect.IDEMPOTENT, raises=False)
+        self.mark = mark
         self.durable = durable
 
 
@@ -98,11 +106,21 @@ def _check(answer: Any, durable: Durable) -> None:
 
 
 def with_wait(requests: Sequence[DurableRequest]) -> Request:
-    """All of them in one, with one wait behind."""
+    """All of them in one, with one wait behind, and their marks behind that."""
     wait = commands(wait_words(requests[0].durable, WAIT_MS), effect=Effect.READ)
+    frames = [request.frame for request in requests]
+    marks = [request.mark.frame for request in requests]
     return Request(
-        b"".join([*(request.frame for request in requests), wait.frame]),
+        b"".join([*frames, wait.frame, *marks]),
         Effect.IDEMPOTENT,
-        count=len(requests) + 1,
+        count=2 * len(requests) + 1,
         raises=False,
     )
+
+
+def replies_for_each(replies: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """What a request `with_wait` was answered, as the replies of those in it."""
+    count = len(replies) // 2
+    answer = replies[count]
+    for reply, is_in in zip(replies[:count], replies[count + 1 :], strict=True):
+        yield reply, answer, is_in

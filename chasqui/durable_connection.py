@@ -11,7 +11,7 @@ from typing import Any
 
 from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
-from chasqui.durable import DurableRequest, with_wait
+from chasqui.durable import DurableRequest, replies_for_each, with_wait
 from chasqui.errors import OutcomeUnknownError
 from chasqui.request import Request
 
@@ -68,11 +68,10 @@ class _Shared:
         return False  # whoever has gone: the next wait begins when this one is over
 
     def set_result(self, replies: list[Any], /) -> None:
-        *own, answer = replies
-        for (request, future), reply in zip(self._taken, own, strict=True):
+        for (request, future), own in zip(self._taken, replies_for_each(replies), strict=True):
             request.link = self._whole.link
             if not future.done():
-                future.set_result((reply, answer))
+                future.set_result(own)
         self._connection._wait()
 
     def set_exception(self, error: Exception, /) -> None:
@@ -116,10 +115,10 @@ class BlockingDurableConnection(BlockingConnection):
         outcome: BaseException | None = None
         try:
             whole = with_wait(taken)
-            *own, answer = super().call(whole)
-            for request, reply in zip(taken, own, strict=True):
+            replies = super().call(whole)
+            for request, own in zip(taken, replies_for_each(replies), strict=True):
                 request.link = whole.link
-                request.outcome = (reply, answer)
+                request.outcome = own
         except Exception as error:
             outcome = error
         except BaseException:

@@ -138,7 +138,8 @@ class Plans:
             self._unless_full((yield make(0, limit)), options)
             limit = None
         chunks = [partial(make, i, limit) for i in range(len(parts))]
-        replies = yield from confirmed(chunks, durable)
+        mark = self.numbering.mark(batch, numbers[-1])
+        replies = yield from confirmed(chunks, mark, durable)
         check_all(replies, had_some=had_some)
         return self._added(batch, options, Added(ids, now_ms, []), replies)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -13,10 +14,11 @@ import redis as redis_py
 from chasqui import Job, Queue, server, sync
 from chasqui.errors import ChasquiError, ServerError
 from chasqui.keys import Keys
+from tests.crash.conftest import eventually
 from tests.integration.consuming.conftest import Running, until
 from tests.ledger import Census, audit
 from tests.servers import KINDS, Server
-from tests.servers.groups import Cluster, Watched, ask
+from tests.servers.groups import Cluster, Watched, ask, is_primary
 
 StartAt = Callable[..., Running]
 
@@ -242,3 +244,33 @@ async def test_without_waiting_a_slot_without_a_node_fails_adds(
     finally:
         ask(owner.port, f"CLUSTER ADDSLOTS {slot}")
         await asyncio.to_thread(cluster.wait_until_whole)
+
+
+@pytest.mark.fault(13)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wait_that_outlives_its_primary_confirms_nothing_that_is_lost(
+    kind: str, queue_name: str
+) -> None:
+    """A job reaches a primary that is none any more and does not know it yet; what only that one
+    had is gone when it does, and then it is primary again."""
+    with Cluster(
+        kind, replicas=1, cluster_node_timeout="1000", repl_diskless_sync_delay="0"
+    ) as group:
+        old = group.owner(stream_of(queue_name))
+        new = group.members[group.members.index(old) + 3]
+        with sync.Queue(queue_name, redis_url=group.url, durable="replica") as queue:
+            queue.add("n", {"n": 0})
+            os.kill(old.pid, signal.SIGSTOP)
+            try:
+                adding = threading.Thread(target=queue.add, args=("n", {"n": 1}))
+                adding.start()
+                eventually(lambda: is_primary(new), "the replica takes over")
+            finally:
+                os.kill(old.pid, signal.SIGCONT)
+            eventually(lambda: not is_primary(old), "the old primary knows it")
+            group.wait_until_whole()
+            group.fail_over(old)
+            eventually(lambda: is_primary(old), "it is primary again")
+            adding.join()
+        assert Census.take(old.url, queue_name).stream == [0, 1]
