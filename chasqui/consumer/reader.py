@@ -22,6 +22,7 @@ from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
 from chasqui.consumer.holdings import Holdings
+from chasqui.consumer.mercy import Mercy
 from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request, commands
@@ -37,9 +38,6 @@ AHEAD_S: Final = 0.02
 RECLAIM_S: Final = 1.0
 SWEEP_S: Final = 60.0
 RECLAIM_BATCH: Final = 100
-#: When a lost link is back, nothing is taken over for a third of a lease, and no longer than this:
-#: others may have lost theirs too, and come back to what they have in hand.
-MERCY_S: Final = 2.0
 PAUSED_POLL_S: Final = 0.5
 #: A blocking read is given up this long after the server should have answered.
 READ_SLACK_S: Final = 5.0
@@ -92,6 +90,7 @@ class Reader:
         self._held_before: set[bytes] = set()
         self._was_empty = True
         self._reclaim_at_s = 0.0
+        self._mercy = Mercy(holdings.lease_s)
         self._pace = 0.0
         self._paced_at_s = time.monotonic()
         self._paced_count = 0
@@ -152,10 +151,10 @@ class Reader:
                 await asyncio.sleep(UNSETTLED_POLL_S)
             room = self._wanted()
         profile = self._connection.profile or await self._connection.connect()
-        mercy_s = min(self._holdings.lease_s / 3, MERCY_S)
-        take_over_s = self._connection.replaced_s + mercy_s
-        if (now_s := time.monotonic()) < take_over_s:
-            return await self._read(room, back_s=take_over_s)
+        now_s = time.monotonic()
+        mercy_ends_s = self._mercy.ends_s(self._connection.replaced_s, now_s)
+        if now_s < mercy_ends_s:
+            return await self._read(room, back_s=mercy_ends_s)
         count = 0
         if now_s >= self._reclaim_at_s:
             most = min(room, RECLAIM_BATCH)

@@ -23,12 +23,16 @@ from tests.integration.consuming.conftest import (
     envelope,
     until,
 )
-from tests.proxy import Proxy
+from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
 Start = Callable[..., Running]
 LEASE_MS = 400
 LEASE_S = LEASE_MS / 1000
+
+
+async def fine(job: Job) -> None:
+    pass
 
 
 @pytest.mark.fault(50)
@@ -346,6 +350,24 @@ async def test_one_who_comes_back_takes_nothing_over_at_once(
     proxy.is_refusing = False
     await running.completed(3)
     assert ran == ["before", "new", "abandoned"]
+
+
+@pytest.mark.slow
+async def test_one_whose_links_break_again_and_again_takes_over_all_the_same(
+    server: Server,
+    queue: Queue,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    redis: Redis,
+    keys: Keys,
+) -> None:
+    proxy = make_proxy(server.url)
+    running = start_at(proxy.url, fine, claim_min_idle_ms=1500, read_block_ms=20)
+    await queue.add("n", "before")
+    await running.completed(1)
+    proxy.fail(Fault.CUT_BEHIND, "XREADGROUP", times=1000, holding=b"BLOCK")
+    await redis("EVAL", ABANDON, 1, keys.stream, envelope("abandoned"))
+    await running.completed(2)
 
 
 async def test_where_reads_cannot_claim_there_is_a_look_at_who_holds_anything(
