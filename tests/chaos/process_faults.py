@@ -56,7 +56,7 @@ def rolling_restart(scene: Scene) -> None:
             worker.wait_until_up(DRAIN_S)
             worker.signal(signal.SIGTERM)
             code = worker.wait(DRAIN_S)
-            if scene.stage.subject.is_ours and code != 0 and not worker.found_no_server:
+            if scene.stage.subject.is_ours and code != 0 and worker.has_read:
                 words = worker.last_words()
                 scene.record.error = f"{worker.who} ended with {code} and did not drain: {words}"
             worker.start()

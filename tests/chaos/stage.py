@@ -68,6 +68,8 @@ class Member:
         self._command = command
         self._numbers = told.numbers
         self._started_s = 0.0
+        #: How many commands its link had seen before this process.
+        self._commands = 0
 
     @property
     def who(self) -> str:
@@ -88,6 +90,7 @@ class Member:
         self.generation += 1
         self._numbers = changes.get("numbers", self._told.numbers)
         self._started_s = time.monotonic()
+        self._commands = len(self.link.commands)
         told = asdict(self._told) | {"who": self.who, "url": self.link.url} | changes
         with open(self._stage.folder / f"{self.who}.log", "wb") as log:
             self.process = subprocess.Popen(
@@ -147,10 +150,10 @@ class Member:
         return len(os.listdir(self._proc("fd")))
 
     @property
-    def found_no_server(self) -> bool:
-        """Whether the process ended because it had none to begin with: then there is nothing to
-        drain. Whoever has had one waits for its return."""
-        return "no connection to" in self.last_words()
+    def has_read(self) -> bool:
+        """Whether the process, a worker of ours, has tried to read: from then on it must drain. One
+        that finds no server to begin with, or no place there, ends with an error before that."""
+        return b"XREADGROUP" in self.link.commands[self._commands :]
 
     def last_words(self) -> str:
         """The last lines that the process has printed, as one."""

@@ -55,20 +55,20 @@ def test_a_fault_that_finds_nothing_to_strike_is_replaced(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_worker_that_drains_is_told_from_one_that_found_no_server() -> None:
+def test_a_worker_that_must_drain_is_told_from_one_that_found_no_server() -> None:
     sizes = {"jobs": 10, "workers": 1, "producers": 1, "lease_ms": 2_000}
     with Stage(SUBJECTS["chasqui"], "valkey-9", **sizes) as stage:
         (worker,) = stage.workers
         stage.server.kill()
         worker.start()
         assert worker.wait(30) == 1
-        assert worker.found_no_server
+        assert not worker.has_read
         stage.server.start()
         worker.start()
-        worker.wait_until_up(30)
+        worker.link.wait_for(lambda: b"XREADGROUP" in worker.link.commands)
         worker.signal(signal.SIGTERM)
         assert worker.wait(30) == 0
-        assert not worker.found_no_server
+        assert worker.has_read
 
 
 def test_a_seed_gives_one_schedule() -> None:
