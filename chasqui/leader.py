@@ -190,6 +190,5 @@ class Bell:
     async def close(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-            await asyncio.wait({self._waiting})
             self.take_ring()
         await self._connection.close()

@@ -363,6 +363,22 @@ async def test_a_standalone_promoter_runs_until_it_is_shut_down(
     engine.shutdown()
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_cancelled_twice_it_leaves_no_link(
+    server: Server, queue_name: str, make_proxy: Callable[[str], Proxy], turns: int
+):
+    """The second time comes while it lets go: one turn of the loop later, or a few."""
+    proxy = make_proxy(server.url)
+    run = asyncio.ensure_future(Promoter(proxy.url, queue_name).run())
+    await asyncio.to_thread(proxy.wait_for, lambda: b"BLPOP" in proxy.commands)
+    run.cancel()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    run.cancel()
+    await asyncio.wait({run})
+    await asyncio.to_thread(proxy.wait_for, lambda: not proxy._links)
+
+
 async def test_a_standalone_promoter_tells_at_once_that_there_is_no_server():
     with pytest.raises(UnreachableError):
         await Promoter("redis://127.0.0.1:1", "q").run()
