@@ -17,15 +17,18 @@ class Mercy:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._span_s = min(lease_s / 3, MERCY_S)
-        #: When it last could, and when the first link after that was there.
-        self._free_s = self._back_s = -math.inf
+        #: When it last could, and when the first link after that was there, and the last one.
+        self._free_s = self._back_s = self._last_s = -math.inf
 
     def ends_s(self, replaced_s: float, now_s: float) -> float:
         """When it may; from now on, if that is not later. `replaced_s`: since when there is a new
-        link. One that breaks again and again puts it off for a lease, not for ever."""
+        link. One that breaks again and again puts it off for a lease, not for ever; but while there
+        was none for a lease nobody could renew, and all begins anew."""
         if replaced_s > self._free_s:
-            if self._back_s <= self._free_s:
+            was_away = replaced_s - self._last_s > max(self._lease_s, 3 * MERCY_S)
+            if was_away or self._back_s <= self._free_s:
                 self._back_s = replaced_s
+            self._last_s = replaced_s
             ends_s = min(replaced_s + self._span_s, self._back_s + self._lease_s)
             if now_s < ends_s:
                 return ends_s

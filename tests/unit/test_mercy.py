@@ -30,3 +30,9 @@ def test_after_a_chance_the_next_link_waits_again() -> None:
     assert mercy.ends_s(100.0, 102.0) == 102.0
     assert mercy.ends_s(100.0, 103.0) == 103.0
     assert mercy.ends_s(200.0, 200.0) == 201.0
+
+
+def test_after_a_long_outage_a_link_waits_also_if_the_one_before_broke_young() -> None:
+    mercy = Mercy(15)
+    assert mercy.ends_s(100.0, 100.0) == 100.0 + MERCY_S
+    assert mercy.ends_s(130.0, 130.0) == 130.0 + MERCY_S
