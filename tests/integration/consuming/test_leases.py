@@ -362,7 +362,7 @@ async def test_one_whose_links_break_again_and_again_takes_over_all_the_same(
     keys: Keys,
 ) -> None:
     proxy = make_proxy(server.url)
-    running = start_at(proxy.url, fine, claim_min_idle_ms=1500, read_block_ms=20)
+    running = start_at(proxy.url, fine, claim_min_idle_ms=600, read_block_ms=20)
     await queue.add("n", "before")
     await running.completed(1)
     proxy.fail(Fault.CUT_BEHIND, "XREADGROUP", times=1000, holding=b"BLOCK")
