@@ -96,6 +96,8 @@ class BlockingLink:
     def close(self) -> None:
         """Close this process's socket; nothing is sent."""
         self._sock.close()
+        # The builder of a reply that broke off is free now, not when somebody forgets this link.
+        self._reader = ReplyReader()
 
     def _poll(self, events: int, timeout_s: float) -> bool:
         """Whether there is something to read, after waiting for one of the events."""

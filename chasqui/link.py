@@ -105,6 +105,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_retired = True
+        # The builder of a reply that broke off is free now, not when somebody forgets this link.
+        self._reader = ReplyReader()
         if not self.lost.done():
             self.lost.set_result(None)
         self.on_lost(self)
