@@ -158,11 +158,6 @@ class Bell:
         self._key = b""
         self._quiet_until_s = 0.0
 
-    @property
-    def futures(self) -> list[asyncio.Future[Any]]:
-        """Done as soon as the bell rings."""
-        return [] if self._waiting is None else [self._waiting]
-
     def is_waiting_for(self, key: bytes) -> bool:
         """True while it listens to that list and has not rung."""
         return self._waiting is not None and self._key == key and not self._waiting.done()

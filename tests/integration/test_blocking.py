@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from chasqui import scripts
+from chasqui._core.entry import EntryBuilder
 from chasqui.blocking import BlockingConnection
 from chasqui.errors import (
     AuthenticationError,
@@ -163,6 +164,20 @@ def test_a_cut_link_is_judged_by_the_request_s_effect(
     value = connect_blocking(server.url).execute("GET", queue_name, effect=Effect.READ)
     assert int(value or 0) == expected
     assert connection.call(echo("again")) == b"again"
+
+
+@pytest.mark.fault(17)
+def test_a_reply_that_broke_off_is_built_anew_though_its_link_is_kept(
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy, queue_name: str
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.call(commands(("XADD", queue_name, "*", "d", b"x" * 99), effect=Effect.ONCE))
+    kept, builder = connection._side().link, EntryBuilder("range")
+    proxy.cut_after_bytes(40, to_server=False)
+    read = commands(("XRANGE", queue_name, "-", "+"), effect=Effect.READ, builder=builder)
+    assert [entry.envelope for entry in connection.call(read)] == [b"x" * 99]
+    assert connection._side().link is not kept
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chasqui import dialler
+from chasqui._core.entry import EntryBuilder
 from chasqui.errors import (
     AuthenticationError,
     OutcomeUnknownError,
@@ -102,6 +103,20 @@ async def test_a_link_cut_at_any_byte_recovers(
         tag = f"{cut_at:08}"
         assert await connection.submit(echo(tag)) == tag.encode()
         await connection.close()
+
+
+@pytest.mark.fault(17)
+async def test_a_reply_that_broke_off_is_built_anew_though_its_link_is_kept(
+    server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect(proxy.url)
+    await connection.execute("XADD", queue_name, "*", "d", b"x" * 99, effect=Effect.ONCE)
+    kept, builder = connection._link, EntryBuilder("range")
+    proxy.cut_after_bytes(40, to_server=False)
+    read = commands(("XRANGE", queue_name, "-", "+"), effect=Effect.READ, builder=builder)
+    assert [entry.envelope for entry in await connection.submit(read)] == [b"x" * 99]
+    assert connection._link is not kept
 
 
 @pytest.mark.fault(44)

@@ -117,7 +117,7 @@ async def test_a_release_frees_the_lock_and_wakes_a_sleeper(
     bell = Bell(connect(str_url(connection)), lambda: None)
     bell.listen(lease.freed, WAIT_S)
     await lease.release(connection)
-    await asyncio.wait(bell.futures, timeout=WAIT_S)
+    await asyncio.wait({bell._waiting}, timeout=WAIT_S)
     assert bell.take_ring()
     assert not await redis("EXISTS", keys.promoter_lock)
     assert not lease.is_held
@@ -168,11 +168,11 @@ async def test_a_bell_rings_once_per_ring_and_is_silent_otherwise(
     assert not bell.take_ring()
     await redis("LPUSH", keys.wake, "1")
     bell.listen(keys.wake, WAIT_S)
-    await asyncio.wait(bell.futures, timeout=WAIT_S)
+    await asyncio.wait({bell._waiting}, timeout=WAIT_S)
     assert bell.take_ring()
     assert not bell.take_ring()
     bell.listen(keys.wake, 0.01)
-    await asyncio.wait(bell.futures, timeout=WAIT_S)
+    await asyncio.wait({bell._waiting}, timeout=WAIT_S)
     assert not bell.take_ring(), "nobody rang: the wait came to its end"
     await bell.close()
 
@@ -187,10 +187,10 @@ async def test_a_bell_that_lost_its_link_counts_as_rung(
     bell = Bell(connect(proxy.url), lambda: None)
     proxy.fail(Fault.CUT_AFTER, "BLPOP")
     bell.listen(keys.wake, 0.01)
-    await asyncio.wait(bell.futures, timeout=WAIT_S)
+    await asyncio.wait({bell._waiting}, timeout=WAIT_S)
     assert bell.take_ring()
     bell.listen(keys.wake, WAIT_S)
-    assert not bell.futures, "it takes a rest before it tries again"
+    assert bell._waiting is None, "it takes a rest before it tries again"
     await bell.close()
 
 
