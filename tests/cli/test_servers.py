@@ -92,7 +92,6 @@ def test_doctor_is_content_with_a_safe_server(private_server: Callable[..., Serv
     assert all(row[0] == "ok" for row in ran.rows)
 
 
-@pytest.mark.fault(22)
 def test_doctor_tells_the_window_of_idempotent_adds(redis_86: Server, valkey_9: Server) -> None:
     found = {one["what"]: one for one in call("doctor", "--json", url=redis_86.url).json}
     assert found["IDMP window"]["found"] == "100 ids a producer, 100 s"
@@ -100,6 +99,7 @@ def test_doctor_tells_the_window_of_idempotent_adds(redis_86: Server, valkey_9: 
     assert "IDMP window" not in call("doctor", url=valkey_9.url).out
 
 
+@pytest.mark.fault(22)
 def test_doctor_sees_eviction(private_server: Callable[..., Server]) -> None:
     risky = private_server("valkey-9", appendonly="yes", maxmemory_policy="allkeys-lru")
     ran = call("doctor", "--json", url=risky.url)

@@ -1,5 +1,6 @@
 """A producer that goes on adding while things break, and keeps its own books."""
 
+import os
 import random
 import threading
 import time
@@ -12,6 +13,8 @@ from chasqui.errors import ChasquiError
 #: Jobs of one add, and the pause after it.
 CHUNK = 10
 PAUSE_S = 0.02
+#: Repeats what is random in a test: the seed that it printed.
+SEED = "CHASQUI_TEST_SEED"
 
 
 class Load:
@@ -57,10 +60,10 @@ class Load:
 class Seed:
     """Randomness that a failed test shows how to repeat."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    def __init__(self) -> None:
+        self.seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1 << 32))
         self.random = random.Random(self.seed)
-        print(f"seed {self.seed}")
+        print(f"repeat with {SEED}={self.seed}")
 
     def sleep(self, low_s: float, high_s: float) -> None:
         """Let a random while pass before the next fault."""

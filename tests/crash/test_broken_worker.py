@@ -1,6 +1,7 @@
 """Controls: workers and books that are broken on purpose, which the audit must catch."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,28 @@ from chasqui.keys import DEFAULT_GROUP, ENVELOPE
 from chasqui.request import Effect
 from tests.crash.broken import BrokenWorker
 from tests.ledger import Census, audit
-from tests.servers import Server
+from tests.servers import KINDS, Server
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Server:
+    """Each kind of server on this machine in turn."""
+    return shared_server(request.param)
 
 
 @pytest.fixture
-def broken(valkey_9: Server, queue_name: str, tmp_path: Path) -> BrokenWorker:
+def broken(server: Server, queue_name: str, tmp_path: Path) -> BrokenWorker:
     async def add() -> None:
-        async with Queue(queue_name, redis_url=valkey_9.url) as queue:
+        async with Queue(queue_name, redis_url=server.url) as queue:
             await queue.add_bulk([{"name": "quick", "data": {"n": n}} for n in range(5)])
 
     asyncio.run(add())
-    return BrokenWorker(valkey_9.url, queue_name, tmp_path, "broken")
+    return BrokenWorker(server.url, queue_name, tmp_path, "broken")
 
 
 @pytest.fixture
-def url(valkey_9: Server) -> str:
-    return valkey_9.url
+def url(server: Server) -> str:
+    return server.url
 
 
 def faults(broken: BrokenWorker, url: str, **options: int) -> dict[str, set[int]]:

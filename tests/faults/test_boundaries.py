@@ -227,8 +227,11 @@ def test_nothing_is_lost_or_doubled(
             wrong[str(boundary)] = complaints
     print(f"{len(boundaries)} boundaries, not reached: {', '.join(map(str, missed)) or 'none'}")
     assert wrong == {}
+    if isinstance(operation.program, Producing):
+        assert missed == []
     # How often a duty looks again is its own affair; that it comes by at all is not.
     reached = {boundary.command for boundary in boundaries if boundary not in missed}
+    assert reached
     assert {boundary.command for boundary in missed} & set(operation.core) <= reached
 
 

@@ -91,13 +91,20 @@ def test_a_producer_that_does_not_look_at_the_answer_is_caught(
 # ── Still loading ───────────────────────────────────────────────────────────────────────────────
 
 
+#: What lets a test ask a server to load everything again; to 6.2 anybody may.
+MAY_RELOAD = {kind: {"enable_debug_command": "yes"} for kind in KINDS} | {"redis-6.2": {}}
+
+
 async def work_while_loading(server: Server, queue_name: str) -> bool:
-    """Whether an add and a worker that meet a loading server do their work nevertheless."""
-    fill = "for i = 1, 2000 do redis.call('set', i, i) end"
+    """Whether an add and a worker that meet a loading server do their work nevertheless.
+
+    A server that loads answers every 2 MB.
+    """
+    fill = "for i = 1, 100 do redis.call('set', i, string.rep('x', 200000)) end"
     with redis_py.Redis.from_url(server.url) as client:
+        client.config_set("rdbcompression", "no")
         client.eval(fill, 0)
-        client.config_set("key-load-delay", "500")
-        client.config_set("loading-process-events-interval-bytes", "1024")
+        client.config_set("key-load-delay", "20000")
         async with Queue(queue_name, redis_url=server.url) as queue:
             await queue.is_paused()
             reloading = asyncio.create_task(
@@ -127,21 +134,23 @@ async def work_while_loading(server: Server, queue_name: str) -> bool:
 
 
 @pytest.mark.fault(36)
-@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])  # 6.2 answers nobody while it loads
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_loading_server_is_waited_for(
     private_server: Callable[..., Server], queue_name: str, kind: str
 ) -> None:
-    server = private_server(kind, enable_debug_command="yes", key_load_delay="0")
-    assert await work_while_loading(server, queue_name)
+    assert await work_while_loading(private_server(kind, **MAY_RELOAD[kind]), queue_name)
 
 
 @pytest.mark.fault(36, control=True)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_without_waiting_a_loading_server_is_an_error(
-    private_server: Callable[..., Server], queue_name: str, monkeypatch: pytest.MonkeyPatch
+    private_server: Callable[..., Server],
+    queue_name: str,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("chasqui.connection.refuse", lambda request, error: Answer.RAISE)
-    server = private_server("redis-8.6", enable_debug_command="yes", key_load_delay="0")
-    assert not await work_while_loading(server, queue_name)
+    assert not await work_while_loading(private_server(kind, **MAY_RELOAD[kind]), queue_name)
 
 
 # ── Refused at the door ─────────────────────────────────────────────────────────────────────────
@@ -221,10 +230,14 @@ async def test_a_new_password_is_asked_for(
 
 
 @pytest.mark.fault(37, control=True)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_password_that_is_kept_is_refused_for_good(
-    private_server: Callable[..., Server], make_proxy: Callable[[str], Proxy], queue_name: str
+    private_server: Callable[..., Server],
+    make_proxy: Callable[[str], Proxy],
+    queue_name: str,
+    kind: str,
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
 
     async def provider(host: str | None) -> tuple[str, str]:
         return "app", f"{CANARY}-1"

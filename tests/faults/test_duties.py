@@ -48,11 +48,11 @@ async def test_promoters_that_all_believe_to_lead_promote_each_job_once(
 
 @pytest.mark.fault(32, control=True)
 def test_a_promoter_that_was_stopped_between_two_steps_is_caught(
-    valkey_9: Server, queue_name: str, keys: Keys
+    server: Server, queue_name: str, keys: Keys
 ) -> None:
     """Reads what is due, is stopped, and goes on as if nobody had promoted it meanwhile."""
-    delayed(valkey_9.url, queue_name)
-    with redis_py.Redis.from_url(valkey_9.url) as client:
+    delayed(server.url, queue_name)
+    with redis_py.Redis.from_url(server.url) as client:
 
         def read() -> list[bytes]:
             return client.zrange(keys.delayed, 0, -1)
@@ -65,7 +65,7 @@ def test_a_promoter_that_was_stopped_between_two_steps_is_caught(
         stopped = read()
         promote(read())
         promote(stopped)
-    found = audit(range(COUNT), [], Census.take(valkey_9.url, queue_name))
+    found = audit(range(COUNT), [], Census.take(server.url, queue_name))
     assert found.doubled == set(range(COUNT))
 
 

@@ -15,8 +15,9 @@ END_S = 20.0
 HANG_S = 3.0
 
 PREAMBLE = """
-import asyncio, os, resource, signal, sys, threading
+import asyncio, logging, os, resource, signal, sys, threading
 from chasqui import ChasquiError, Queue, Worker, sync
+logging.getLogger("chasqui").setLevel("ERROR")  # it advises upgrades
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 url, name = sys.argv[1:]
 
@@ -116,23 +117,23 @@ print("fine")
 @pytest.mark.fault(53)
 @pytest.mark.parametrize("program", [FILES_ASYNC, FILES_SYNC], ids=["asyncio", "blocking"])
 def test_without_descriptors_calls_fail_and_nothing_leaks(
-    redis_86: Server, queue_name: str, program: str
+    server: Server, queue_name: str, program: str
 ) -> None:
-    assert run(program, redis_86, queue_name) == (0, "fine\n")
+    assert run(program, server, queue_name) == (0, "fine\n")
 
 
 @pytest.mark.fault(53)
 def test_without_memory_a_call_fails_and_the_next_one_works(
-    redis_86: Server, queue_name: str
+    server: Server, queue_name: str
 ) -> None:
-    code, printed = run(MEMORY, redis_86, queue_name)
+    code, printed = run(MEMORY, server, queue_name)
     assert (code, printed.split()[-1]) == (0, "fine"), printed
 
 
 @pytest.mark.fault(53, control=True)
-def test_a_descriptor_that_leaks_is_caught(redis_86: Server, queue_name: str) -> None:
+def test_a_descriptor_that_leaks_is_caught(server: Server, queue_name: str) -> None:
     leaky = FILES_ASYNC.replace("    await asyncio.sleep(0)\n", "    leak = os.dup(0)\n")
-    code, printed = run(leaky, redis_86, queue_name)
+    code, printed = run(leaky, server, queue_name)
     assert code == 1
     assert "1 descriptors leaked" in printed
 
@@ -188,17 +189,17 @@ asyncio.run(main())
 @pytest.mark.fault(54)
 @pytest.mark.parametrize("how", ENDS)
 def test_the_interpreter_ends_without_a_hang_or_a_crash(
-    redis_86: Server, queue_name: str, how: str
+    server: Server, queue_name: str, how: str
 ) -> None:
     program, expected = ENDS[how]
-    code, printed = run(program, redis_86, queue_name)
+    code, printed = run(program, server, queue_name)
     assert code == expected, printed
     for sign in ("Fatal", "Segmentation", "core dumped"):
         assert sign not in printed
 
 
 @pytest.mark.fault(54)
-def test_an_interrupt_ends_a_worker_in_order(redis_86: Server, queue_name: str) -> None:
+def test_an_interrupt_ends_a_worker_in_order(server: Server, queue_name: str) -> None:
     program = """
 async def main():
     worker = Worker(name, handler, redis_url=url)
@@ -212,7 +213,7 @@ async def main():
 asyncio.run(main())
 """
     with subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + program, redis_86.url, queue_name],
+        [sys.executable, "-c", PREAMBLE + program, server.url, queue_name],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -224,7 +225,7 @@ asyncio.run(main())
 
 
 @pytest.mark.fault(54, control=True)
-def test_a_thread_that_never_ends_is_caught(redis_86: Server, queue_name: str) -> None:
+def test_a_thread_that_never_ends_is_caught(server: Server, queue_name: str) -> None:
     program = "threading.Thread(target=threading.Event().wait).start()\nsys.exit(0)\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        run(program, redis_86, queue_name, HANG_S)
+        run(program, server, queue_name, HANG_S)

@@ -1,13 +1,10 @@
 """Workers that are killed or told to stop: what the rest of the suite shows, and its controls."""
 
-from collections.abc import Callable
-
 import pytest
 
 from chasqui.keys import DEFAULT_GROUP
 from tests.crash.conftest import Fleet, eventually
 from tests.crash.load import Seed
-from tests.servers import Server
 
 
 def run_once_each(fleet: Fleet) -> None:
@@ -25,11 +22,8 @@ def run_once_each(fleet: Fleet) -> None:
         pytest.param("kill", marks=pytest.mark.fault(3, control=True)),
     ],
 )
-def test_a_worker_that_is_replaced(
-    valkey_9: Server, make_fleet: Callable[[str], Fleet], stop: str
-) -> None:
+def test_a_worker_that_is_replaced(fleet: Fleet, stop: str) -> None:
     """The same deploy with a drain, and with the drain left out."""
-    fleet = make_fleet(valkey_9.url)
     fleet.add("hold", 5)
     old = fleet.start("old")
     eventually(lambda: fleet.ledger.count("start") == 5, "they run")

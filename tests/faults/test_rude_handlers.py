@@ -1,6 +1,7 @@
 """Handlers and callers that do what they should not: what would happen without protection."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -33,19 +34,18 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.fault(48, control=True)
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_an_ack_whatever_was_raised_is_caught(
-    valkey_9: Server, queue_name: str, tmp_path: Path, error: type[BaseException]
+    server: Server, queue_name: str, tmp_path: Path, error: type[BaseException]
 ) -> None:
-    with sync.Queue(queue_name, redis_url=valkey_9.url) as queue:
+    with sync.Queue(queue_name, redis_url=server.url) as queue:
         queue.add("n", {"n": 0})
-    worker = BrokenWorker(valkey_9.url, queue_name, tmp_path, "careless")
+    worker = BrokenWorker(server.url, queue_name, tmp_path, "careless")
     ((entry_id, _),) = worker.take()
-    try:
-        raise error
-    except Exception:  # and so none of those above
-        return
-    except BaseException:
-        worker.ack(entry_id)
-    found = audit([0], worker.ledger.read(), Census.take(valkey_9.url, queue_name))
+    with contextlib.suppress(error):
+        try:
+            raise error
+        finally:
+            worker.ack(entry_id)
+    found = audit([0], worker.ledger.read(), Census.take(server.url, queue_name))
     assert found.lost == {0}
 
 
@@ -151,8 +151,8 @@ async def test_a_handler_that_forks_leaves_the_links_alone(
     server: Server,
     queue: Queue,
     queue_name: str,
-    start_at: Callable[..., Running],
     make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The children add jobs on links of their own, and end in every way."""
@@ -186,12 +186,12 @@ async def test_a_handler_that_forks_leaves_the_links_alone(
 @FORKS
 @pytest.mark.fault(51, control=True)
 async def test_a_child_on_its_parents_link_is_caught(
-    redis_86: Server,
+    server: Server,
     connect: Callable[..., Connection],
     make_proxy: Callable[[str], Proxy],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.execute("PING", effect=Effect.READ)
     assert connection._link is not None
@@ -210,9 +210,9 @@ async def test_a_child_on_its_parents_link_is_caught(
 
 @pytest.mark.fault(52, control=True)
 async def test_a_client_that_is_cancelled_before_its_answer_is_out_of_step(
-    valkey_9: Server,
+    server: Server,
 ) -> None:
-    parts = urlsplit(valkey_9.url)
+    parts = urlsplit(server.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
 
     async def echo(tag: str) -> str:

@@ -90,9 +90,9 @@ async def test_a_stream_that_breaks_off_leaves_replies_in_step(
     "count", [3_000, pytest.param(30_000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])]
 )
 async def test_cancelled_calls_never_mix_up_replies(
-    redis_86: Server, connect: Connect, count: int
+    server: Server, connect: Connect, count: int
 ) -> None:
-    connection = connect(redis_86.url)
+    connection = connect(server.url)
     await connection.connect()
     storm = Storm()
     await storm.run([connection], count, random.Random(count))

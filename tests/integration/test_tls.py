@@ -12,9 +12,15 @@ from chasqui.connection import Connection
 from chasqui.errors import UnreachableError
 from chasqui.request import Effect, commands
 from tests import tls
-from tests.servers import Server
+from tests.servers import KINDS, Server
 
 BAD = ["unknown authority", "wrong name", "expired"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Server:
+    """Each kind of server on this machine in turn."""
+    return shared_server(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +60,11 @@ async def test_a_good_certificate_is_accepted(
 @pytest.mark.both_loops
 @pytest.mark.parametrize("fault", BAD)
 async def test_a_bad_certificate_is_refused(
-    redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path, fault: str
+    server: Server, connect: Callable[..., Connection], folder: Path, authority: Path, fault: str
 ) -> None:
     bad = bad_certificate(folder, authority, fault)
     with (
-        tls.TlsRelay(redis_86.port, bad) as relay,
+        tls.TlsRelay(server.port, bad) as relay,
         pytest.raises(UnreachableError, match="certificate"),
     ):
         await connect(url(relay, authority)).execute("PING", effect=Effect.READ)
@@ -86,7 +92,7 @@ def test_a_good_certificate_is_accepted_by_the_blocking_connection(
 @pytest.mark.fault(38)
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_certificate_is_refused_by_the_blocking_connection(
-    redis_86: Server,
+    server: Server,
     connect_blocking: Callable[..., BlockingConnection],
     folder: Path,
     authority: Path,
@@ -94,7 +100,7 @@ def test_a_bad_certificate_is_refused_by_the_blocking_connection(
 ) -> None:
     bad = bad_certificate(folder, authority, fault)
     with (
-        tls.TlsRelay(redis_86.port, bad) as relay,
+        tls.TlsRelay(server.port, bad) as relay,
         pytest.raises(UnreachableError, match="certificate"),
     ):
         connect_blocking(url(relay, authority)).execute("PING", effect=Effect.READ)
@@ -108,11 +114,11 @@ async def _for_ever(connection: Connection) -> None:
 @pytest.mark.fault(38)
 @pytest.mark.slow
 async def test_a_renewed_certificate_is_accepted_on_the_next_link(
-    redis_86: Server, connect: Callable[..., Connection], folder: Path, authority: Path
+    server: Server, connect: Callable[..., Connection], folder: Path, authority: Path
 ) -> None:
     """Good, then expired, then renewed; the client is not told."""
     good = tls.make_certificate(folder, authority, "127.0.0.1")
-    with tls.TlsRelay(redis_86.port, good) as relay:
+    with tls.TlsRelay(server.port, good) as relay:
         connection = connect(url(relay, authority), request_timeout_s=1)
         assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
         relay.use(bad_certificate(folder, authority, "expired"))
@@ -126,12 +132,12 @@ async def test_a_renewed_certificate_is_accepted_on_the_next_link(
 @pytest.mark.fault(38, control=True)
 @pytest.mark.parametrize("fault", BAD)
 async def test_whoever_asks_for_no_check_gets_none(
-    redis_86: Server, folder: Path, authority: Path, fault: str
+    server: Server, folder: Path, authority: Path, fault: str
 ) -> None:
     careless = ssl.create_default_context()
     careless.check_hostname = False
     careless.verify_mode = ssl.CERT_NONE
-    with tls.TlsRelay(redis_86.port, bad_certificate(folder, authority, fault)) as relay:
+    with tls.TlsRelay(server.port, bad_certificate(folder, authority, fault)) as relay:
         endpoint = Endpoint.parse(f"rediss://127.0.0.1:{relay.port}", tls_context=careless)
         connection = Connection(endpoint, key=b"k")
         assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
