@@ -35,6 +35,7 @@ FIRST_PAGE: Final = 16
 # An entry is here because it could not run: it is listed whatever its size.
 _ANY_SIZE = 1 << 40
 _DLQ_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_MAX_ID_PART = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,11 @@ class Selection:
                 raise TypeError(f"ids must be a list of DLQ ids, got {type(self.ids).__name__}")
             ids = list(self.ids)
             for i, one in enumerate(ids):
-                if not isinstance(one, str) or not _DLQ_ID.fullmatch(one):
+                if (
+                    not isinstance(one, str)
+                    or not _DLQ_ID.fullmatch(one)
+                    or max(_id_order(one)) > _MAX_ID_PART
+                ):
                     raise ValueError(f"ids[{i}] must be the id of a dead job, got {shown(one)}")
             # Oldest first, as without ids.
             object.__setattr__(self, "ids", sorted(set(ids), key=_id_order))
@@ -186,8 +191,10 @@ def read_page(
         return (yield from _read_ids(keys, selection.ids, after, count))
     low, high = selection.bounds
     start = low if after is None else f"({after}"
+    if last is not None and (high == "+" or int(high) >= _id_order(last)[0]):
+        high = last
     entries: list[Entry] = yield commands(
-        ("XRANGE", keys.dlq, start, high if last is None or high != "+" else last, "COUNT", count),
+        ("XRANGE", keys.dlq, start, high, "COUNT", count),
         effect=Effect.READ,
         builder=EntryBuilder("range", _ANY_SIZE),
     )
@@ -219,7 +226,7 @@ def _last_id(keys: Keys) -> Plan[str]:
         effect=Effect.READ,
         builder=EntryBuilder("range", _ANY_SIZE),
     )
-    return newest[0].id.decode() if newest else "0"
+    return newest[0].id.decode() if newest else "0-0"
 
 
 def replay(

@@ -273,6 +273,7 @@ CALLS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda q: q.delete_dlq(ids="1-1"), TypeError, "ids must be a list of DLQ ids"),
     (lambda q: q.delete_dlq(ids=5), TypeError, "ids must be a list of DLQ ids, got int"),
     (lambda q: q.delete_dlq(ids=[HUGE]), ValueError, r"ids\[0\] must be the id"),
+    (lambda q: q.delete_dlq(ids=[f"{2**64}-0"]), ValueError, r"ids\[0\] must be the id"),
     (lambda q: q.delete_dlq(ids=["x"]), ValueError, r"ids\[0\] must be the id of a dead job"),
     (lambda q: q.delete_dlq(ids=["\u0661-\u0661"]), ValueError, r"ids\[0\] must be the id"),
     (lambda q: q.replay_dlq(name=b"n"), TypeError, "name must be a str, got bytes"),
