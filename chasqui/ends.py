@@ -150,6 +150,8 @@ class JobEnds:
     async def close(self) -> None:
         """Stop, and let go of the connection."""
         reading = self._reading
+        if reading is not None and reading.get_loop().is_closed():
+            self._reading = reading = None  # it ended with its event loop
         self.stop()
         if reading is not None:
             await asyncio.gather(reading, return_exceptions=True)

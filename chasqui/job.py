@@ -111,7 +111,8 @@ class Job:
         if self._queue is None:
             raise RuntimeError(
                 f"Job.{method} requires a Queue reference; call from a Job returned by "
-                "Queue.add / Queue.add_bulk, not from a Worker handler"
+                "Queue.add / Queue.add_bulk, not from a Worker handler; for a job of a "
+                "sync.Queue, call that queue's wait_for_result or wait_for_end with its id"
             )
         return self._queue
 

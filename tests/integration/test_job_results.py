@@ -1,6 +1,7 @@
 """Waiting for a job: its value, its failure, or that there is no value, as soon as that is so."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +9,15 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, JobFailedError, Queue, QueueEvents, UnrecoverableError, Worker
+from chasqui import (
+    Job,
+    JobFailedError,
+    Queue,
+    QueueEvents,
+    UnrecoverableError,
+    Worker,
+    sync,
+)
 from chasqui import ends as ends_module
 from chasqui._core.envelope import encode_envelope
 from chasqui.blocking import BlockingConnection
@@ -292,6 +301,28 @@ async def test_a_closed_queue_is_not_waited_on(redis_86: Server, queue_name: str
         with pytest.raises(ClosedError, match="is closed"):
             await method()
     assert asyncio.all_tasks() == tasks, "nor is a reader of events begun"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_queue_that_outlived_its_event_loop_is_closed(server: Server, queue_name: str) -> None:
+    """Whoever waited there left a reader of events behind."""
+    queue = Queue(queue_name, redis_url=server.url)
+
+    async def wait() -> None:
+        with pytest.raises(TimeoutError):
+            await queue.wait_for_result("nobody's", timeout=0.01)
+
+    asyncio.run(wait())
+    asyncio.run(queue.close())
+    assert queue.is_closed
+    gc.collect()  # while what is not closed may be told
+
+
+async def test_a_job_of_a_sync_queue_is_not_awaited(server: Server, queue_name: str) -> None:
+    with sync.Queue(queue_name, redis_url=server.url) as queue:
+        job = queue.add("mail", 1)
+    with pytest.raises(RuntimeError, match=r"sync\.Queue, call that queue's wait_for_result"):
+        await job.wait_for_result()
 
 
 async def test_time_runs_out(server: Server, queue: Queue) -> None:
