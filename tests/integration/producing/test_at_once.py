@@ -1,6 +1,7 @@
 """Many at once: threads, forked children, processes, and callers that give up."""
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import random
@@ -152,11 +153,13 @@ def test_two_processes_add_the_same_ids(
 
 @pytest.mark.both_loops
 @pytest.mark.parametrize(
-    "count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)], ids=["1e4", "1e5"]
+    "count",
+    [10_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(240)])],
+    ids=["1e4", "1e5"],
 )
 async def test_adds_that_are_given_up(
     count: int,
-    valkey_9: Any,
+    server: Any,
     queue_name: str,
     keys: Keys,
     make_proxy: Callable[[str], Proxy],
@@ -166,10 +169,10 @@ async def test_adds_that_are_given_up(
     failures: list[Any] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
-    proxy = make_proxy(valkey_9.url)
+    proxy = make_proxy(server.url)
     kept: dict[str, int] = {}
     given_up = 0
-    with redis_py.Redis.from_url(valkey_9.url) as redis:
+    with redis_py.Redis.from_url(server.url) as redis:
         async with Queue(queue_name, redis_url=proxy.url) as queue:
             await queue.is_paused()
             tasks_before = len(asyncio.all_tasks())
@@ -187,11 +190,12 @@ async def test_adds_that_are_given_up(
                     assert job.id == f"mine-{n}"
                 kept[job.id] = n
 
-            for start in range(0, count, 100):
-                tasks = [asyncio.create_task(call(n)) for n in range(start, start + 100)]
-                for _ in range(dice.randrange(4)):
+            numbers = itertools.count()
+            while given_up < count:
+                tasks = [asyncio.create_task(call(next(numbers))) for _ in range(100)]
+                for _ in range(dice.randrange(1, 5)):  # all begun, some sent, some answered
                     await asyncio.sleep(0)
-                for task in dice.sample(tasks, 60):
+                for task in dice.sample(tasks, 80):
                     given_up += task.cancel()
                 results = await asyncio.gather(*tasks, return_exceptions=True)
                 assert {type(one) for one in results} <= {type(None), asyncio.CancelledError}
@@ -207,8 +211,7 @@ async def test_adds_that_are_given_up(
         assert job_id not in there
         there[job_id] = msgpack.unpackb(payload)
     assert kept.items() <= there.items()
-    assert given_up > count / 4
-    assert len(kept) > count / 4
+    assert len(kept) > count / 8
     assert failures == []
 
 
