@@ -183,7 +183,8 @@ def _found_faults() -> str:
             seen.setdefault(number, set()).add(outcome.partition(":")[0])
     passed = sum("passed" in found and "failed" not in found for found in seen.values())
     failed = sum("failed" in found for found in seen.values())
-    return f"{passed} of {len(CATALOGUE)} pass, {failed} fail, the rest has no test that ran"
+    count = len(CATALOGUE)
+    return f"{passed} of {count} pass, {failed} fail, {count - len(seen)} did not run"
 
 
 def _found_restarts() -> str:

@@ -150,18 +150,43 @@ def stream_of(queue_name: str) -> str:
     return Keys(queue_name).stream.decode()
 
 
+@pytest.fixture
+def reads_alone_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker sees that its slot is elsewhere by its blocked read, not by chance."""
+    for period in ("RECLAIM_S", "SWEEP_S"):
+        monkeypatch.setattr(f"chasqui.consumer.reader.{period}", 1000.0)
+
+
 @pytest.mark.fault(12)
 @pytest.mark.slow
+@pytest.mark.usefixtures("reads_alone_tell")
 async def test_a_worker_follows_its_slot(
+    cluster: Cluster, queue: Queue, queue_name: str, start_at: StartAt
+) -> None:
+    await follow(cluster, queue, queue_name, start_at, cluster.move)
+
+
+@pytest.mark.fault(12)
+@pytest.mark.slow
+@pytest.mark.usefixtures("reads_alone_tell")
+@pytest.mark.parametrize("cluster", ["redis-8.6", "valkey-9"], indirect=True)
+async def test_a_worker_follows_a_slot_that_moves_at_once(
+    cluster: Cluster, queue: Queue, queue_name: str, start_at: StartAt
+) -> None:
+    def move(slot: int, source: Server, target: Server) -> None:
+        cluster.move_at_once(stream_of(queue_name), source, target)
+
+    await follow(cluster, queue, queue_name, start_at, move)
+
+
+async def follow(
     cluster: Cluster,
     queue: Queue,
     queue_name: str,
     start_at: StartAt,
-    monkeypatch: pytest.MonkeyPatch,
+    move: Callable[[int, Server, Server], None],
 ) -> None:
-    """By its blocked read, not by chance; the scripts are not known where the slot goes."""
-    for period in ("RECLAIM_S", "SWEEP_S"):
-        monkeypatch.setattr(f"chasqui.consumer.reader.{period}", 1000.0)
+    """A slot goes three times to where the scripts are not known."""
     stream = stream_of(queue_name)
     running = start_at(cluster.url, fine, read_block_ms=2000)
     done = 0
@@ -173,7 +198,7 @@ async def test_a_worker_follows_its_slot(
         source = cluster.owner(stream)
         target = next(member for member in cluster.members if member is not source)
         ask(target.port, "SCRIPT FLUSH")
-        await asyncio.to_thread(cluster.move, cluster.slot(stream), source, target)
+        await asyncio.to_thread(move, cluster.slot(stream), source, target)
     await queue.add("n", 3)
     await running.completed(done + 1)
 

@@ -13,7 +13,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
 from chasqui.errors import UnreachableError
 from chasqui.request import Effect, Request, Script
-from tests.servers import Server
+from tests.servers import KINDS, Server
 from tests.servers.groups import Cluster, Watched, ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -24,7 +24,8 @@ ConnectBlocking = Callable[..., BlockingConnection]
 #: Sentinels that stand against each other try again after a while.
 ELECTION_S = 90.0
 
-KINDS = ["redis-8.6", "valkey-9"]
+#: Those whose sentinels can be told to look around more often than every 10 s.
+QUICK = ["redis-8.6", "valkey-9"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -167,7 +168,7 @@ def test_the_blocking_connection_follows_a_slot(
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=1, sentinels=1) as group:
         connection = connect(group.url, request_timeout_s=ELECTION_S)
@@ -186,7 +187,7 @@ async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None:
     with Watched(kind, replicas=2, sentinels=3) as group:
         connection = connect(group.url, request_timeout_s=ELECTION_S)

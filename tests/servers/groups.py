@@ -202,6 +202,16 @@ class Cluster(_Group):
         self.start_move(slot, source, target)
         self.finish_move(slot, source, target)
 
+    def move_at_once(self, key: str, source: Server, target: Server) -> None:
+        """Let the nodes move a key's slot as a whole, as Redis 8.4 and Valkey 9 can."""
+        slot = self.slot(key)
+        if source.name == "valkey-9":
+            to = f"SLOTSRANGE {slot} {slot} NODE {self._id(target)}"
+            _must(source, f"CLUSTER MIGRATESLOTS {to}")
+        else:
+            _must(target, f"CLUSTER MIGRATION IMPORT {slot} {slot}")
+        _wait(lambda: ask(source.port, f"EXISTS {key}").startswith("-MOVED"))
+
     @staticmethod
     def _id(member: Server) -> str:
         return ask(member.port, "CLUSTER MYID").split("\r\n")[1]
