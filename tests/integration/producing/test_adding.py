@@ -291,6 +291,16 @@ async def test_a_list_that_changes_while_it_is_added(
     assert [job.data for job in await adding] == [0, 1, 2]
 
 
+async def test_what_is_kept_to_know_a_chunk_again_is_forgotten(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    await queue.add("n", 1)
+    await queue.add("n", 1, delay_ms=60_000)
+    kept = set(redis.scan_iter(keys.pattern)) - {keys.stream, keys.delayed}
+    assert {key.split(b":")[2] for key in kept} == {b"applied", b"flags", b"didx", b"wake"}
+    assert all(0 < redis.ttl(key) <= 3660 for key in kept)
+
+
 async def test_an_empty_bulk_sends_nothing(make_queue: Callable[..., Any]):
     assert await make_queue(redis_url="redis://127.0.0.1:1").add_bulk([]) == []
 

@@ -130,6 +130,14 @@ async def test_replay(queue: Any, redis: redis_py.Redis, keys: Keys, bury: Bury)
     assert redis.xlen(keys.dlq) == 1  # the one that cannot be read
 
 
+async def test_a_replay_trims_where_adds_do(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys, bury: Bury
+):
+    bury(1000)
+    assert await make_queue(max_stream_len=10).replay_dlq(1000) == 1000
+    assert redis.xlen(keys.stream) < 300  # whole nodes of the stream go
+
+
 @pytest.mark.parametrize("verb", ["replay_dlq", "delete_dlq"])
 async def test_moving_by_every_condition(
     verb: str, queue: Any, redis: redis_py.Redis, keys: Keys, bury: Bury

@@ -171,6 +171,12 @@ async def test_a_queue_is_obliterated(
         with pytest.raises(NotSupportedError, match="force=True"):
             await queue.obliterate()
         redis.delete(empty)
+    await queue.add("n", 1)
+    redis.xgroup_create(keys.stream, "default", "0")
+    redis.xreadgroup("default", "me", {keys.stream: ">"})
+    with pytest.raises(NotSupportedError, match="0 waiting, 1 pending"):
+        await queue.obliterate()
+    redis.delete(keys.stream)
     assert await queue.obliterate() > 0
     assert list(redis.scan_iter(keys.pattern)) == []
     await queue.add_bulk([{"name": "n", "data": n, "job_id": str(n)} for n in range(3000)])
@@ -204,6 +210,19 @@ async def test_a_full_queue_refuses(
     with pytest.raises(QueueFullError):
         await queue.add_bulk([*delayed, {"name": "n", "data": 1}])
     assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (600, 700)
+
+
+@pytest.mark.parametrize("delay_ms", [3_600_000, datetime(2040, 1, 1)], ids=["delay", "moment"])
+async def test_delayed_jobs_take_no_room_in_a_mixed_bulk(
+    delay_ms: Any, make_queue: Callable[..., Any]
+):
+    queue = make_queue(max_backlog=1, max_delay_secs=0)
+    delayed = {"name": "n", "data": 1, "delay_ms": delay_ms}
+    await queue.add_bulk([delayed, {"name": "n", "data": 2}, {**delayed, "job_id": "mine"}])
+    counts = await queue.counts()
+    assert (counts.waiting, counts.delayed) == (1, 2)
+    with pytest.raises(QueueFullError):
+        await queue.add_bulk([delayed, {"name": "n", "data": 2}])
 
 
 async def test_a_full_queue_is_waited_for(
