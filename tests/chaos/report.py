@@ -273,6 +273,16 @@ def _found_idle() -> str:
     )
 
 
+def _found_soak() -> str:
+    told = _result("soak")
+    first, last = told["first"], told["last"]
+    return (
+        f"{told['hours']:g} h, {told['jobs']:,} jobs, {told['links_cut']:,} links cut: memory "
+        f"{told['rss_mib_per_h']:+g} MiB/h, {first['files']} → {last['files']} descriptors, the "
+        f"server's memory {first['server_mib']:.1f} → {last['server_mib']:.1f} MiB"
+    )
+
+
 def _found_hostile() -> str:
     told = _result("hostile")
     first, most = told["rss_mb"]
@@ -283,12 +293,13 @@ def _found_hostile() -> str:
 
 
 #: The programs that show one figure each, and keep what repeats it.
-WORDS = ("leases", "restarts", "failovers", "cancels", "slots")
+WORDS = ("leases", "restarts", "failovers", "cancels", "slots", "soak")
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,
     "G6": _found_leases, "G7": _found_reconnect, "G8": _found_failover, "G9": _found_fuzz,
-    "G11": _found_cancels, "G13": _found_idle, "G14": _found_slots, "G15": _found_hostile,
+    "G11": _found_cancels, "G12": _found_soak, "G13": _found_idle, "G14": _found_slots,
+    "G15": _found_hostile,
 }  # fmt: skip
 SECTIONS: dict[str, Callable[[], str]] = {
     "chaos": chaos, "kinds": kinds, "commands": commands, "peers": peers,

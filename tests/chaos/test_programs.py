@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import redis
 
 from chasqui.keys import ENVELOPE
-from tests.chaos import cancels, durability, failovers, hostile, idle, leases, restarts, slots
+from tests.chaos import cancels, durability, failovers, hostile, idle, leases, restarts, slots, soak
 from tests.faults.disk import build_shim
 from tests.servers import Server
 
@@ -95,6 +96,22 @@ async def test_a_reply_of_another_call_is_seen() -> None:
     tags = [storm._call(cancels._one, OutOfStep(), tag) for tag in range(5)]  # type: ignore[arg-type]
     await asyncio.gather(*tags)
     assert storm.mismatched == 5
+
+
+def test_nothing_grows_while_links_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "CUT_S", 0.5)
+    told = asyncio.run(soak.measure("valkey-9", 3, 0.5))
+    assert told["links_cut"] > 0
+    assert told["jobs"] > 100
+    assert [line for line in soak.wrong(told) if "memory grows" not in line] == []  # too short
+
+
+def test_what_grows_is_seen() -> None:
+    samples = [soak.Sample(30.0 * n, 40 + n / 10, 16, 1.0, 1) for n in range(100)]
+    grown = {"rss_mib_per_h": soak.slope_per_h(samples), "most_files": 17}
+    told = grown | {"first": asdict(samples[0]), "last": asdict(samples[0]) | {"keys": 2}}
+    assert grown["rss_mib_per_h"] == pytest.approx(12)
+    assert len(soak.wrong(told)) == 3
 
 
 def test_every_slot_fires_once() -> None:
