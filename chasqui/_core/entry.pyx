@@ -67,7 +67,8 @@ cdef class Entry:
     @property
     def is_new(self):
         """True for a readable entry that was never delivered nor run before, and may run."""
-        return (self.fault is None and self.deliveries == 0 and self._view.attempt == 0
+        # One that was handed back counts no delivery, and has been idle all the same.
+        return (self.fault is None and self.deliveries == 0 and self.idle_ms == 0 and self._view.attempt == 0
                 and not (self._view.retry.has_max_attempts and self._view.retry.max_attempts == 0))
 
     @property

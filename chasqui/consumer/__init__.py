@@ -125,6 +125,7 @@ class Engine:
         )
         self._dispatcher.on_low = self._reader.wake
         self._dispatcher.on_exit = self.stop
+        self._dispatcher.on_let_go = self._reader.look_again
         self._dispatcher.on_lapsed = lambda: self._heartbeat.beat_now()
         self._heartbeat = Heartbeat(
             BlockingConnection(endpoint, **options),
@@ -349,6 +350,7 @@ class Engine:
 
     def _lost(self, entry_ids: list[bytes]) -> None:
         self._lost_count += len(entry_ids)
+        self._reader.look_again()
         logger.warning(
             "%d entries of queue %s were taken over by another worker while they were in hand: %s",
             len(entry_ids),

@@ -93,6 +93,8 @@ class Dispatcher:
         self.on_exit: Callable[[], None] = lambda: None
         #: Called while the leases have lapsed and work waits for them.
         self.on_lapsed: Callable[[], None] = lambda: None
+        #: Called when an entry that was lost is let go.
+        self.on_let_go: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
@@ -116,10 +118,12 @@ class Dispatcher:
             if entry.fault == GONE:
                 gone.append(entry.id)
                 continue
-            if entry.deliveries and is_fresh:
-                reclaimed += 1
+            if entry.idle_ms and is_fresh:
+                reclaimed += entry.deliveries > 0
                 if in_hand is None:
                     in_hand = set(holdings.ids())
+                if entry.id in holdings.lost and holdings.make_way(entry.id):
+                    in_hand.discard(entry.id)
             verdict = on_arrival(
                 entry, limits, is_in_hand=in_hand is not None and entry.id in in_hand
             )
@@ -259,19 +263,23 @@ class Dispatcher:
                 return False
             self.on_lapsed()
             await asyncio.sleep(LAPSED_POLL_S)
+        return not self._is_let_go(entry)
+
+    def _is_let_go(self, entry: Entry) -> bool:
+        """Whether the entry was lost; then that is over with, and its new owner answers for it."""
         lost = self._holdings.lost
-        if entry.id in lost:
-            lost.discard(entry.id)
+        if entry.id not in lost:
             return False
+        lost.discard(entry.id)
+        self.on_let_go()
         return True
 
     # ── Runs that are over ──────────────────────────────────────────────────────────────────────
 
     def _completed(self, entry: Entry, job_id: str, encoded: bytes | None, started_ns: int) -> None:
         self.finished += 1
-        lost = self._holdings.lost
-        if lost and entry.id in lost:
-            lost.discard(entry.id)  # its new owner answers for it
+        if self._holdings.lost and self._is_let_go(entry):
+            pass
         elif encoded is None:
             self._acker.done(entry.id)
         else:
@@ -313,9 +321,7 @@ class Dispatcher:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
             self._events.failed(entry.job_id, entry.name, attempt, text_of(error), duration_us)
-        lost = self._holdings.lost
-        if isinstance(error, LeaseLostError) or entry.id in lost:
-            lost.discard(entry.id)
+        if self._is_let_go(entry) or isinstance(error, LeaseLostError):
             return True  # whoever owns it now runs it
         verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
         if isinstance(verdict, RunAgain):

@@ -109,3 +109,18 @@ class Holdings:
         lost = missing & {*self.waiting_ids(), *self.running_ids()} - self.lost
         self.lost.update(lost)
         return list(lost)
+
+    def make_way(self, entry_id: bytes) -> bool:
+        """Drop the copy of a lost entry that waits here, for it has been delivered to us anew.
+
+        False if that one may not run yet: an earlier run goes on or is being settled, and ends as
+        lost, for its handler may know that it is and have done nothing.
+        """
+        if entry_id in self.busy_ids():
+            return False
+        for entry in self.waiting:
+            if entry.id == entry_id:
+                self.waiting.remove(entry)
+                break
+        self.lost.discard(entry_id)
+        return True

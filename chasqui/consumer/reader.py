@@ -21,6 +21,7 @@ from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
+from chasqui.consumer.decide import GONE
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
 from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
@@ -82,8 +83,8 @@ class Reader:
         self._buffer = CommandBuffer()
         self._room = asyncio.Event()
         self._has_group = False
-        #: Entries may have been delivered to us in a reply that never came; at first, to a process
-        #: that had our name and died.
+        #: Entries may be ours and in nobody's hands: delivered in a reply that never came, or while
+        #: an earlier copy was in hand; at first, to a process that had our name and died.
         self._must_recover = True
         self._is_first = True
         #: What was in hand when the group went: it is delivered anew, and runs already.
@@ -102,6 +103,10 @@ class Reader:
     def wake(self) -> None:
         """There is room again."""
         self._room.set()
+
+    def look_again(self) -> None:
+        """Something was given up as lost, and may have been delivered to us again before that."""
+        self._must_recover = True
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -123,15 +128,17 @@ class Reader:
                         wait_s *= 2
                         continue
                 else:
+                    self._must_recover = True  # not all that was asked need have been refused
                     self._complain(error)
             except ChasquiError as error:
+                self._must_recover = True
                 self._complain(error)
             except Exception as error:
                 # Whatever it was, a worker that reads nothing is worse.
                 fields = {"queue": self._keys.queue}
                 logger.debug("the error in full", exc_info=True, extra=fields)
-                self._complain(error)
                 self._must_recover = True
+                self._complain(error)
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(wait_s * 2, ERROR_MAX_S)
 
@@ -270,6 +277,7 @@ class Reader:
     async def _recover(self) -> None:
         """Take up entries that are ours by the server's account and not in our hands."""
         config = self._config
+        self._must_recover = False  # unless there is a reason to begin anew meanwhile
         while True:
             counts = "1" if self._is_first else ""
             arguments: list[bytes | str | int] = [config.group, config.consumer_id, counts]
@@ -282,13 +290,15 @@ class Reader:
                     builder=self._range,
                 )
             )
+            is_last = len(entries) < MAX_READ
             if entries:
-                self._offer(entries, False)
-            if len(entries) < MAX_READ:
+                self._offer([*await self._still_ours(entries)], False)
+            if is_last:
                 break
-        self._must_recover = self._is_first = False
+        self._is_first = False
 
     async def _still_ours(self, entries: list[Entry]) -> list[Entry]:
+        """Those that nobody has taken over, their leases renewed; and those that are gone."""
         config = self._config
         ids = [entry.id for entry in entries]
         lost = set(
@@ -301,7 +311,7 @@ class Reader:
                 )
             )
         )
-        return [entry for entry in entries if entry.id not in lost]
+        return [entry for entry in entries if entry.id not in lost or entry.fault == GONE]
 
     def _group_is_gone(self) -> None:
         self._has_group = False

@@ -4,6 +4,9 @@
 --       if only a reply was lost   4 most entries   then the ids that it has in hand
 -- Returns entries as {id, fields, idle ms, deliveries before this one}. An entry that was deleted while
 -- pending comes as {id, nil}: it is acknowledged here, for it can never run.
+-- Idle times go on, so that others get what somebody asks for and never receives; but for what was
+-- handed back, which others must not take as well.
+local beyond = 864000000
 local key, group, owner, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[4])
 local kept = {}
 for i = 5, #ARGV do
@@ -17,7 +20,8 @@ while true do
     if not kept[id] then
       -- One that was handed back counts as never delivered: taking it again is its first delivery.
       local count = ARGV[3] == '1' and held[4] + 1 or math.max(held[4], 1)
-      local entry = redis.call('XCLAIM', key, group, owner, 0, id, 'RETRYCOUNT', count)[1]
+      local idle = held[3] < beyond and held[3] or 0
+      local entry = redis.call('XCLAIM', key, group, owner, 0, id, 'IDLE', idle, 'RETRYCOUNT', count)[1]
       if entry and entry[2] then
         found[#found + 1] = {id, entry[2], held[3], count - 1}
       else

@@ -80,6 +80,20 @@ def test_idle_time_and_deliveries_come_with_claim():
     assert (entry.idle_ms, entry.deliveries) == (12, 3)
 
 
+@pytest.mark.parametrize(
+    ("idle_ms", "deliveries", "is_new"), [(0, 0, True), (12, 1, False), (12, 0, False)]
+)
+def test_what_was_handed_back_is_not_new(idle_ms, deliveries, is_new):
+    """Its delivery does not count, and it may be in hand all the same."""
+    envelope = encode_envelope("job-1", b"\x01", 1_794_797_194_811, 0)
+    fields = b"*2\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (len(envelope), envelope)
+    numbers = b":%d\r\n:%d\r\n" % (idle_ms, deliveries)
+    (entry,) = read(
+        b"*1\r\n*2\r\n$1\r\nk\r\n*1\r\n*4\r\n$3\r\n1-1\r\n" + fields + numbers, "streams"
+    )
+    assert entry.is_new is is_new
+
+
 @pytest.mark.parametrize("count", [b"*2\r\n%b", b"*3\r\n%b*1\r\n$3\r\n9-9\r\n"])
 def test_autoclaim_in_two_and_three_parts(count: bytes):
     reply = count % b"$3\r\n0-0\r\n*2\r\n*-1\r\n*2\r\n$3\r\n1-1\r\n*0\r\n"

@@ -173,8 +173,10 @@ class Command:
 class Worker:
     """One consumer: what it holds, runs and has asked for."""
 
-    #: Switched off by a control: ask whether an entry is in hand before it is run.
+    #: Switched off by controls: ask whether an entry is in hand before it is run; let one that was
+    #: lost and came back run.
     minds_its_hands: ClassVar[bool] = True
+    makes_way: ClassVar[bool] = True
 
     def __init__(self, name: str, server: Server, clock: Clock) -> None:
         self.name = name
@@ -203,13 +205,19 @@ class Worker:
 
     def take(self, entries: list[Arrived]) -> None:
         """Entries have been delivered."""
+        holdings = self.holdings
         for entry in entries:
-            is_in_hand = self.minds_its_hands and entry.id in self.holdings.ids()
+            if self.makes_way and entry.id in holdings.lost:
+                holdings.make_way(entry.id)
+            is_in_hand = self.minds_its_hands and entry.id in holdings.ids()
             verdict = on_arrival(entry, LIMITS, is_in_hand=is_in_hand)
             if isinstance(verdict, Run):
                 self.holdings.waiting.append(entry)  # type: ignore[arg-type]
             elif isinstance(verdict, Bury):
                 self.outbox.append(Command(entry, verdict, is_fenced=True))
+        for entry in entries:
+            is_left = entry.id in holdings.lost and entry.id not in holdings.busy_ids()
+            assert not is_left, f"job {entry.n} was delivered and would not run"  # I7
 
     def start(self) -> Arrived | None:
         """Begin the next run; None if there is nothing, or nothing that is surely its own."""

@@ -159,6 +159,19 @@ def test_without_minding_its_hands_it_does_not_hold(monkeypatch: pytest.MonkeyPa
         run_state_machine_as_test(Faults, settings=control())
 
 
+def test_without_making_way_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "makes_way", False)
+    with pytest.raises(AssertionError, match="job 0 was delivered and would not run"):
+        come_back()
+
+
+def test_what_was_lost_and_came_back_runs_once() -> None:
+    sim = come_back()
+    sim.check()
+    assert sim.starts[0] == 1
+    assert sim.server.places(0) == ["done"]
+
+
 @pytest.mark.fault(5)
 def test_a_zombie_is_refused() -> None:
     """One order of faults, step by step."""
@@ -195,6 +208,35 @@ def zombie(*, has_fence: bool) -> Simulation:
         heir.send(heir.outbox[0])
         sleeper.is_asleep = False
         sleeper.finish(sleeper.running[0], Failure(is_final=True))
+        sleeper.send(sleeper.outbox[0])
+    finally:
+        sim.close()
+    return sim
+
+
+def come_back() -> Simulation:
+    """It sleeps through its lease with a job that waits; the heir takes that over and crashes."""
+    sim = Simulation()
+    try:
+        sleeper = sim.workers[0]
+        sim.server.add(0)
+        sim.jobs = 1
+        sim.read(sleeper, 1)
+        (entry_id,) = sim.server.pending
+        sleeper.is_asleep = True
+        sim.start_worker()
+        heir = sim.workers[1]
+        while not heir.holdings.waiting:
+            sim.advance(BEAT_S)
+        sleeper.is_asleep = False
+        sleeper.beat()
+        assert entry_id in sleeper.holdings.lost
+        sim.crash(heir)
+        while sim.server.pending[entry_id].owner != sleeper.name:
+            sim.advance(BEAT_S)
+        while sleeper.holdings.waiting:
+            sim.start(sleeper)
+        sleeper.finish(sleeper.running[0], None)
         sleeper.send(sleeper.outbox[0])
     finally:
         sim.close()

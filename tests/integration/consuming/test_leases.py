@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import redis as redis_py
 
-from chasqui import Job, LeaseLostError, sync
+from chasqui import Job, LeaseLostError, scripts, sync
 from chasqui.consumer import acker
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.reader import Reader
@@ -195,6 +195,114 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     assert await redis("ZCARD", keys.delayed) == 0
 
 
+async def test_what_was_handed_back_by_another_is_not_run_beside_its_own_run(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """A rival takes a running entry over and hands it back, as if it never had been delivered: it
+    comes to us once more, runs here already, and runs again only when that is over."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job.data)
+        begun.set()
+        await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LEASE_MS, read_block_ms=20, concurrency=3)
+    await queue.add("n", "taken")
+    await running.fact(begun.wait())
+    ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+    claim = ("XCLAIM", keys.stream, "default", "rival", 0, entry_id)
+    await redis(*claim, "IDLE", 864_000_000, "RETRYCOUNT", 0, "JUSTID")
+
+    engine = running.worker._engine
+    assert engine is not None
+
+    async def came_back() -> bool:
+        engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+        ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+        return bool(owner != b"rival")
+
+    await until(came_back, "it is delivered to us again")
+    await queue.add("n", "behind it")
+
+    async def next_one_runs() -> bool:
+        return "behind it" in ran
+
+    await until(next_one_runs, "what was read after it runs")
+    assert ran == ["taken", "behind it"]
+    gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_what_was_taken_over_and_comes_back_runs_without_one_more_lease(
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    is_running: bool,
+) -> None:
+    """While the first copy of it still waits, that one makes way; while that runs, it ends as lost
+    and the next run begins after it. The lease is longer than any test waits."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    runs: Counter[str] = Counter()
+    at_once = 0
+
+    async def handler(job: Job) -> None:
+        nonlocal at_once
+        runs[job.data] += 1
+        if job.data == "taken":
+            at_once += 1
+            assert at_once == 1
+        begun.set()
+        await gate.wait()
+        if job.data == "taken":
+            at_once -= 1
+
+    running = start(
+        handler, claim_min_idle_ms=120_000, concurrency=1, read_count=10, read_block_ms=20
+    )
+    if not is_running:
+        await queue.add("n", "before it")
+        await running.fact(begun.wait())
+    await queue.add("n", "taken")
+
+    async def is_delivered() -> bool:
+        return bool((await redis("XPENDING", keys.stream, "default"))[0] == 2 - is_running)
+
+    await running.fact(begun.wait())
+    await until(is_delivered, "it is in hand")
+    engine = running.worker._engine
+    assert engine is not None
+    ours = engine.config.consumer_id.encode()
+    entry_id = (await redis("XPENDING", keys.stream, "default", "-", "+", 2))[-1][0]
+
+    async def owner() -> bytes:
+        held = await redis("XPENDING", keys.stream, "default", entry_id, entry_id, 1)
+        return bytes(held[0][1])
+
+    claim = ("XCLAIM", keys.stream, "default", "rival", 0, entry_id)
+    await redis(*claim)
+
+    async def is_lost() -> bool:
+        engine._heartbeat.beat_now()
+        return entry_id in engine.holdings.lost
+
+    await until(is_lost, "it is known to be lost")
+    assert await owner() == b"rival"
+    await redis(*claim, "IDLE", 3_600_000, "JUSTID")
+
+    async def came_back() -> bool:
+        engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+        return await owner() == ours and running.metrics.total_reclaimed > 0
+
+    await until(came_back, "the rival is gone and it is delivered to us again")
+    gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs["taken"] == 1 + is_running
+
+
 @pytest.mark.fault(5)
 async def test_an_ack_that_waits_takes_nothing_from_a_new_owner(
     queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +419,29 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
     await queue.add("n", 5)
     await until(lambda: at_rest(redis, keys), "all is done")
     assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1})
+
+
+@pytest.mark.slow
+async def test_one_who_never_receives_what_is_its_own_does_not_keep_it(
+    server: Server,
+    queue: Queue,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+) -> None:
+    """It asks for that again and again, and each answer is lost: others take it over."""
+    await queue.add("n", None)
+    await redis("XGROUP", "CREATE", keys.stream, "default", "0")
+    await redis("XREADGROUP", "GROUP", "default", "deaf", "STREAMS", keys.stream, ">")
+    proxy = make_proxy(server.url)
+    for command, script in (("EVALSHA", scripts.RECOVER.sha), ("EVAL", b"-- recover:")):
+        proxy.fail(Fault.CUT_AFTER, command, times=1_000_000, holding=script)
+    start_at(proxy.url, fine, consumer_id="deaf", claim_min_idle_ms=2000)
+    rival = start(fine, claim_min_idle_ms=2000, read_block_ms=50)
+    await rival.completed(1)
+    assert proxy.count("EVALSHA") > 1
 
 
 #: An entry of one who took it and was lost at once, before any reader of the group could have it.

@@ -311,6 +311,37 @@ async def test_rights_that_are_taken_away_and_given_back(
         assert await redis("XLEN", keys.stream) == 0
 
 
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_read_brought_that_was_refused_in_part_runs_without_waiting_for_a_lease(
+    kind: str,
+    private_server: Callable[..., Server],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+) -> None:
+    """It delivers a job; the question behind it, whether there is a pause, may not be asked."""
+    server = private_server(kind)
+    redis = redis_at(server.url)
+    prefix = f"~{{chasqui:{queue_name}}}:"
+    user = ("ACL", "SETUSER", "worker")
+    await redis(*user, "on", ">secret", "+@all", "-@dangerous", "+info", prefix + "*")
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    options = {"delayed_enabled": False, "run_scheduler": False, "read_block_ms": 50}
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        running = start_at(url, fine, claim_min_idle_ms=120_000, **options)
+        await queue.add("n", 1)
+        await running.completed(1)
+        await until(lambda: at_rest(redis, keys), "it is acknowledged")
+        # One that comes while the rights change may still be read as a whole.
+        while (await redis("XPENDING", keys.stream, "default"))[0] == 0:
+            await redis(*user, "resetkeys", prefix + "stream", prefix + "events")
+            await queue.add("n", 2)
+        await redis(*user, prefix + "*")
+        await until(lambda: at_rest(redis, keys), "what was delivered has run")
+
+
 # ── How much ────────────────────────────────────────────────────────────────────────────────────
 
 
