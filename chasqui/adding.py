@@ -5,6 +5,7 @@ and a caller is told what the first arrival did. Nothing is sent from here.
 """
 
 import itertools
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -157,7 +158,7 @@ class AddSettings:
                     f"unique_for must be from 1 to {_MAX_UNIQUE_FOR_S} seconds, "
                     f"got {shown(unique_for)}"
                 )
-            unique_for_s = int(unique_for)
+            unique_for_s = math.ceil(unique_for)
         durable: Durable | None = "disk" if self.durable is True else self.durable or None
         return AddOptions(self.max_backlog, durable, unique_for_s)
 

@@ -234,8 +234,8 @@ def due_at(when_ms: int, max_delay_s: int) -> tuple[int, int]:
 
 
 def unix_ms(moment: datetime) -> int:
-    """A naive time is UTC, as everywhere."""
-    if moment.tzinfo is None:
+    """A naive time is UTC, as everywhere; so is one whose zone does not say how far off it is."""
+    if moment.utcoffset() is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 

@@ -40,8 +40,10 @@ class Queue:
     """Adds jobs to a named queue and looks after them. Connects when first used.
 
     `max_backlog` bounds how many jobs may be in the stream: beyond it `add` raises QueueFullError,
-    or waits with `on_full="wait"`. `durable="disk"` confirms an add only when the server has it on
-    disk, `"replica"` when a replica has it. `max_stream_len` trims the stream, which loses jobs.
+    or waits with `on_full="wait"`. A bulk asks for room for all its jobs with its first 250; what
+    others add before the rest has arrived goes beyond the bound. `durable="disk"` confirms an add
+    only when the server has it on disk, `"replica"` when a replica has it. `max_stream_len` trims
+    the stream, which loses jobs.
     """
 
     def __init__(
@@ -292,7 +294,7 @@ class Queue:
         where: Callable[[DeadJob], bool] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Delete dead jobs for good, oldest first; how many."""
+        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost."""
         selection = Selection(ids, name, reason, since, until, where)
         return await self._run(dlq.delete(self._producer.keys, limit, selection, dry_run=dry_run))
 
@@ -433,9 +435,10 @@ class Queue:
         return await self._run(self._producer.plans.is_paused())
 
     async def obliterate(self, *, force: bool = False) -> int:
-        """Delete the queue with all it holds; the number of keys deleted.
+        """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 
-        Without `force` it is refused while there are jobs: waiting, running, delayed or dead.
+        Without `force` it is refused while there are jobs: waiting, running, delayed or dead. A job
+        that is added while it works may be deleted too.
         """
         return await self._run(self._producer.plans.obliterate(DEFAULT_GROUP, force=force))
 

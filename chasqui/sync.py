@@ -284,7 +284,7 @@ class Queue:
         where: Callable[[DeadJob], bool] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Delete dead jobs for good, oldest first; how many."""
+        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost."""
         selection = Selection(ids, name, reason, since, until, where)
         return self._run(dlq.delete(self._plans.keys, limit, selection, dry_run=dry_run))
 
@@ -433,9 +433,10 @@ class Queue:
         return self._run(self._plans.is_paused())
 
     def obliterate(self, *, force: bool = False) -> int:
-        """Delete the queue with all it holds; the number of keys deleted.
+        """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 
-        Without `force` it is refused while there are jobs: waiting, running, delayed or dead.
+        Without `force` it is refused while there are jobs: waiting, running, delayed or dead. A job
+        that is added while it works may be deleted too.
         """
         return self._run(self._plans.obliterate(DEFAULT_GROUP, force=force))
 

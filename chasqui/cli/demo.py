@@ -106,7 +106,7 @@ class Board(Progress):
 
 def demo(
     jobs: Annotated[
-        int, typer.Option(min=1000, metavar="N", help="Jobs to add in bulk.")
+        int, typer.Option(min=1000, metavar="N", help="Jobs to add in bulk, and again one by one.")
     ] = 100_000,
     report: Annotated[
         Path | None,
@@ -150,8 +150,8 @@ def _show(
 
 
 async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[str, Any]:
-    single, concurrent = jobs // 20, jobs // 5
-    total = jobs + single + concurrent + 1
+    single = jobs // 20
+    total = jobs + single + jobs + 1
     ids: list[str] = []
     tally = Tally()
     async with Queue(queue_name, redis_url=url) as queue:
@@ -173,8 +173,8 @@ async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[
                 await _measure(
                     bar,
                     f"add, {_TASKS} tasks at once",
-                    concurrent,
-                    lambda tell: _at_once(queue, concurrent, ids, tell),
+                    jobs,
+                    lambda tell: _at_once(queue, jobs, ids, tell),
                 ),
             ]
             ids.append((await queue.add("doomed", {"number": -1})).id)

@@ -22,7 +22,7 @@ from tests.servers import Server
 def test_demo_tells_what_it_did() -> None:
     ran = run("demo", "--jobs", "1000")
     assert ran.code == 0
-    assert "Every one of the 1,251 jobs was completed exactly once" in ran.out
+    assert "Every one of the 2,051 jobs was completed exactly once" in ran.out
     assert re.search(r"^add_bulk.* 1,000 ", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
 
@@ -40,8 +40,8 @@ def test_demo_fits_a_terminal() -> None:
     assert shown.code == 0
     assert "was completed exactly once" in shown.out
     assert "…" not in shown.out
-    assert re.search(r"^run by a worker .* 1251/1251 +[\d,]+ jobs/s", shown.out, re.MULTILINE)
-    told = r"^  waited p50 [\d.]+ s, p99 [\d.]+ s; 7 retried, 1 dead"
+    assert re.search(r"^run by a worker .* 2051/2051 +[\d,]+ jobs/s", shown.out, re.MULTILINE)
+    told = r"^  waited p50 [\d.]+ s, p99 [\d.]+ s; 11 retried, 1 dead"
     assert re.search(told, shown.out, re.MULTILINE)
 
 

@@ -1,6 +1,7 @@
 """What a bulk is made of is read once, as it was when it was passed."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -82,3 +83,28 @@ def test_what_is_too_large_in_a_bulk_is_named_by_index_and_place() -> None:
 
 def test_who_waits_for_room_without_a_limit_waits_for_nothing() -> None:
     AddSettings(None, "wait").check_fits(drafts.bulk([{"name": "n", "data": 1}]))
+
+
+class Vague(tzinfo):
+    """A zone that does not say how far off it is: such a time is naive, by Python's rule."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta | None:
+        return None
+
+    def dst(self, _: datetime | None) -> timedelta | None:
+        return None
+
+    def tzname(self, _: datetime | None) -> str | None:
+        return None
+
+
+def test_a_naive_time_is_utc_with_or_without_a_zone() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    told = drafts.unix_ms(moment)
+    assert drafts.unix_ms(moment.replace(tzinfo=None)) == told
+    assert drafts.unix_ms(moment.replace(tzinfo=Vague())) == told
+
+
+@pytest.mark.parametrize(("given", "kept"), [(1, 1), (1.0, 1), (1.1, 2), (1.9, 2)])
+def test_an_id_is_unique_for_no_less_than_was_asked(given: float, kept: int) -> None:
+    assert AddSettings().options(given).unique_for_s == kept
