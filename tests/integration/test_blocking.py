@@ -235,10 +235,11 @@ def test_garbage_drops_the_link_and_the_next_one_works(
 
 @pytest.mark.fault(6)
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 def test_a_restart_under_load_is_survived(
-    private_server: Callable[..., Server], connect_blocking: Connect
+    kind: str, private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
-    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     connection = connect_blocking(server.url)
     count = 0
     is_over = threading.Event()
@@ -288,20 +289,22 @@ def test_a_silent_host_ends_at_the_deadline(
 
 
 @pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_a_wrong_password_is_refused_and_never_shown(
-    private_server: Callable[..., Server], connect_blocking: Connect
+    kind: str, private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
-    server = private_server("redis-6.2", requirepass="right")
+    server = private_server(kind, requirepass="right")
     connection = connect_blocking(server.url.replace("//", f"//:{CANARY}@"))
     with pytest.raises(AuthenticationError) as caught:
         connection.call(echo("x"))
     assert CANARY not in f"{caught.value}{caught.value!r}{connection.endpoint!r}"
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_credentials_come_from_a_function_of_either_kind(
-    private_server: Callable[..., Server], connect_blocking: Connect
+    kind: str, private_server: Callable[..., Server], connect_blocking: Connect
 ) -> None:
-    server = private_server("redis-8.6", requirepass="secret")
+    server = private_server(kind, requirepass="secret")
     asked: list[str | None] = []
 
     def plain(host: str | None) -> tuple[str | None, str | None]:
@@ -344,17 +347,21 @@ def test_a_flushed_script_is_sent_again(
 
 
 @pytest.mark.fault(20)
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_a_busy_server_is_waited_for(
-    private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
+    kind: str,
+    private_server: Callable[..., Server],
+    connect_blocking: Connect,
+    make_proxy: MakeProxy,
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     proxy = make_proxy(server.url)
     connection, control, killer = (
         connect_blocking(url) for url in (proxy.url, server.url, server.url)
     )
     for one in (connection, control, killer):
         one.connect()
-    control.execute("CONFIG", "SET", "busy-reply-threshold", "1", effect=Effect.IDEMPOTENT)
+    control.execute("CONFIG", "SET", "lua-time-limit", "1", effect=Effect.IDEMPOTENT)
     endless = commands(("EVAL", "while true do end", "0"), effect=Effect.ONCE)
     with ThreadPoolExecutor(2) as pool:
         script = pool.submit(control.call, endless)
@@ -367,10 +374,14 @@ def test_a_busy_server_is_waited_for(
 
 
 @pytest.mark.fault(11)
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_a_demoted_server_is_left_and_tried_again(
-    private_server: Callable[..., Server], connect_blocking: Connect, make_proxy: MakeProxy
+    kind: str,
+    private_server: Callable[..., Server],
+    connect_blocking: Connect,
+    make_proxy: MakeProxy,
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     proxy = make_proxy(server.url)
     connection, control = connect_blocking(proxy.url), connect_blocking(server.url)
     connection.connect()

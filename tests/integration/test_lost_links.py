@@ -169,10 +169,11 @@ async def test_links_that_break_as_they_are_handed_over_are_not_dialled_in_a_hot
 
 
 @pytest.mark.fault(6)
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_a_restart_under_load_is_survived(
-    private_server: Callable[..., Server], connect: Connect
+    kind: str, private_server: Callable[..., Server], connect: Connect
 ) -> None:
-    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     connection, control = connect(server.url), connect(server.url)
     sent = 0
     is_over = asyncio.Event()
@@ -277,11 +278,15 @@ async def test_a_lost_server_is_waited_for_until_the_deadline(
 
 
 @pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_wrong_password_is_refused_and_never_shown(
-    private_server: Callable[..., Server], connect: Connect, caplog: pytest.LogCaptureFixture
+    kind: str,
+    private_server: Callable[..., Server],
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    server = private_server("redis-8.6", requirepass="right")
+    server = private_server(kind, requirepass="right")
     for user in ("", "nobody"):
         connection = connect(server.url.replace("//", f"//{user}:{CANARY}@"))
         with pytest.raises(AuthenticationError) as caught:

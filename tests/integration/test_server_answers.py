@@ -68,14 +68,15 @@ async def test_a_busy_server_is_waited_for(
     assert (await greeted).version >= (6, 2, 0)
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_busy_until_the_deadline_is_told_as_busy(
-    private_server: Callable[..., Server], connect: Connect
+    kind: str, private_server: Callable[..., Server], connect: Connect
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     connection, control = connect(server.url, request_timeout_s=0.5), connect(server.url)
     killer = connect(server.url)
     await asyncio.gather(connection.connect(), killer.connect())
-    await control.execute("CONFIG", "SET", "busy-reply-threshold", "1", effect=Effect.IDEMPOTENT)
+    await control.execute("CONFIG", "SET", "lua-time-limit", "1", effect=Effect.IDEMPOTENT)
     script = control.submit(commands(("EVAL", "while true do end", "0"), effect=Effect.ONCE))
     with pytest.raises(ServerError) as caught:
         await connection.submit(incr("n", Effect.ONCE))

@@ -87,10 +87,11 @@ async def test_the_clock_that_an_id_was_drawn_by_does_not_matter(
             queue.wait_for_end(job.id, timeout=0.05, since_ms=later_ms)
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_who_may_not_read_events_finds_the_result(
-    private_server: Callable[..., Server], queue_name: str
+    kind: str, private_server: Callable[..., Server], queue_name: str
 ) -> None:
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     with redis_py.Redis.from_url(server.url) as redis:
         redis.execute_command("ACL", "SETUSER", "blind", "on", ">pw", "~*", "+@all", "-xread")
     url = server.url.replace("redis://", "redis://blind:pw@")

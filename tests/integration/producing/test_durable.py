@@ -47,13 +47,15 @@ async def test_on_disk(
         assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (602, 600)
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_the_disk_is_waited_for_behind_every_chunk(
+    kind: str,
     private_server: Callable[..., Server],
     queue_at: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],
 ):
     """Also when the server has forgotten the script: chunks sent again must not be behind it."""
-    server = private_server("valkey-9", appendonly="yes")
+    server = private_server(kind, appendonly="yes")
     proxy = make_proxy(server.url)
     queue = queue_at(proxy.url, durable="disk")
     await queue.add("n", 1)
@@ -149,11 +151,12 @@ async def test_nothing_else_waits_behind_an_add_that_is_not_confirmed_yet(
     assert (await adding).is_new
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_no_room(
-    private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
+    kind: str, private_server: Callable[..., Server], queue_at: Callable[..., Any], keys: Keys
 ):
     """A batch is refused as a whole, and one that fits is added once though it asks first."""
-    server = private_server("valkey-9", appendonly="yes", appendfsync="always")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     queue = queue_at(server.url, durable="disk", max_backlog=700)
     rows = [{"name": "n", "data": n} for n in range(600)]
     assert len(await queue.add_bulk(rows)) == 600
@@ -191,7 +194,9 @@ async def test_what_a_dead_server_lost_is_added_again(
         assert redis.xlen(keys.stream) == 600
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_a_bulk_that_no_link_outlives_is_added_once_and_not_confirmed(
+    kind: str,
     private_server: Callable[..., Server],
     queue_at: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],
@@ -200,7 +205,7 @@ async def test_a_bulk_that_no_link_outlives_is_added_once_and_not_confirmed(
 ):
     """Every chunk is answered, each over another link: no wait was for all of them."""
     monkeypatch.setattr("chasqui.durable.ROUNDS", 2)
-    server = private_server("valkey-9", appendonly="yes", appendfsync="always")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     proxy = make_proxy(server.url)
     queue = queue_at(proxy.url, durable="disk")
     await queue.add("n", 0)
@@ -213,14 +218,16 @@ async def test_a_bulk_that_no_link_outlives_is_added_once_and_not_confirmed(
 
 
 @pytest.mark.parametrize("max_backlog", [None, 10_000])
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_a_bulk_is_sent_as_it_is_made(
+    kind: str,
     max_backlog: int | None,
     private_server: Callable[..., Server],
     queue_at: Callable[..., Any],
     keys: Keys,
 ):
     """Not as one frame, which would be the bulk in memory some times more."""
-    server = private_server("valkey-9", appendonly="yes")
+    server = private_server(kind, appendonly="yes")
     queue = queue_at(server.url, durable="disk", max_backlog=max_backlog)
     await queue.add("n", 0)
     rows = [{"name": "n", "data": bytes(1 << 18)} for _ in range(100)]
@@ -236,12 +243,14 @@ async def test_a_bulk_is_sent_as_it_is_made(
         assert redis.xlen(keys.stream) == 101
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_a_durable_add_takes_no_longer_than_a_request_may(
+    kind: str,
     private_server: Callable[..., Server],
     queue_at: Callable[..., Any],
     make_proxy: Callable[[str], Proxy],
 ):
-    server = private_server("valkey-9", appendonly="yes")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     proxy = make_proxy(server.url)
     queue = queue_at(proxy.url, durable="disk", request_timeout_s=0.5)
     await queue.add("n", 0)
@@ -251,11 +260,12 @@ async def test_a_durable_add_takes_no_longer_than_a_request_may(
             await queue.add("n", 1)
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_an_add_behind_one_that_is_given_up_is_told_too(
-    private_server: Callable[..., Server], queue_name: str
+    kind: str, private_server: Callable[..., Server], queue_name: str
 ) -> None:
     """It goes out as the one before it is told that there is no way to the server."""
-    server = private_server("redis-8.6", appendonly="yes", requirepass="pw")
+    server = private_server(kind, appendonly="yes", requirepass="pw")
     is_away = False
 
     async def provider(_host: str | None) -> tuple[str | None, str]:

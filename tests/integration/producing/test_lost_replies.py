@@ -296,7 +296,9 @@ async def test_chunks_are_known_across_pages_of_the_bitmap(
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["EVAL", "WAITAOF"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
 async def test_a_durable_add_whose_link_dies(
+    kind: str,
     command: str,
     fault: Fault,
     queue_at: Callable[..., Any],
@@ -304,7 +306,7 @@ async def test_a_durable_add_whose_link_dies(
     private_server: Callable[..., Server],
     keys: Keys,
 ):
-    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    server = private_server(kind, appendonly="yes", appendfsync="always")
     proxy = make_proxy(server.url)
     queue = queue_at(proxy.url, durable=True)
     jobs = [await queue.add("n", 0)]

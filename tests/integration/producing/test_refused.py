@@ -413,13 +413,15 @@ async def test_a_server_that_never_answers(
     proxy.resume()
 
 
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_wrong_password_is_never_shown(
+    kind: str,
     queue_at: Callable[..., Any],
     private_server: Callable[..., Server],
     caplog: pytest.LogCaptureFixture,
 ):
     caplog.set_level(logging.DEBUG)
-    server = private_server("valkey-9", requirepass="right")
+    server = private_server(kind, requirepass="right")
     for who in (":hunter2@", "ada:hunter2@"):
         queue = queue_at(server.url.replace("//", f"//{who}"))
         with pytest.raises(AuthenticationError) as caught:
@@ -479,10 +481,11 @@ async def test_a_key_of_another_type(name: str, queue: Any, redis: redis_py.Redi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 async def test_a_replica_takes_no_jobs(
-    queue_at: Callable[..., Any], private_server: Callable[..., Server], keys: Keys
+    kind: str, queue_at: Callable[..., Any], private_server: Callable[..., Server], keys: Keys
 ):
-    server = private_server("redis-8.6")
+    server = private_server(kind)
     with redis_py.Redis.from_url(server.url) as redis:
         redis.replicaof("127.0.0.1", 1)
         queue = queue_at(server.url, request_timeout_s=0.5)
