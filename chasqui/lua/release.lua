@@ -2,7 +2,8 @@
 -- KEYS  1 stream
 -- ARGV  1 group   2 consumer   then the ids that it keeps
 -- Returns how many were handed back. They get an idle time beyond any lease, so that the next reader
--- takes them at once, and their delivery does not count.
+-- takes them at once, and their delivery does not count. One that waits in a read with CLAIM is woken by
+-- a new entry only: there is one for a moment, which nobody sees.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local beyond = 864000000
 local kept = {}
@@ -20,7 +21,14 @@ while true do
     end
   end
   if #page < 1000 then
-    return released
+    break
   end
   from = '(' .. page[#page][1]
 end
+if released > 0 then
+  local id = redis.pcall('XADD', key, '*', 'd', '')
+  if type(id) == 'string' then
+    redis.call('XDEL', key, id)
+  end
+end
+return released

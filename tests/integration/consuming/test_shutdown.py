@@ -75,6 +75,44 @@ async def test_close_under_load_hands_back_what_has_not_begun(
     assert runs == Counter(range(50))
 
 
+async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """It reads, and leases last, for longer than this test takes."""
+    options = {"claim_min_idle_ms": 300_000}
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.data == "first":
+            await gate.wait()
+
+    async def holds(running_now: int, prefetched: int) -> bool:
+        health = running.worker.health()
+        return health is not None and (health.running, health.prefetched) == (
+            running_now,
+            prefetched,
+        )
+
+    async def reads(count: int) -> bool:
+        clients = (await redis("CLIENT", "LIST")).decode().splitlines()
+        blocked = [one for one in clients if " flags=b " in one and " cmd=xreadgroup " in one]
+        return len(blocked) == count
+
+    running = start(handler, concurrency=1, read_count=20, shutdown_deadline_s=60, **options)
+    await queue.add("n", "first")
+    await until(lambda: holds(1, 0), "one runs")
+    await queue.add("n", "second")
+    await until(lambda: holds(1, 1), "one waits behind it")
+    heir = start(handler, read_block_ms=300_000, **options)
+    await until(lambda: reads(2), "both wait for more")
+    await running.worker.close()
+    await heir.completed(1)
+    gate.set()
+    await running.task
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert heir.metrics.jobs_completed == running.metrics.jobs_completed == 1
+
+
 @pytest.mark.parametrize("is_now", [False, True], ids=["deadline", "stop_now"])
 async def test_runs_beyond_the_deadline_are_cancelled_and_handed_back(
     queue: Queue, start: Start, redis: Redis, keys: Keys, is_now: bool

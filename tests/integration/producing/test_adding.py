@@ -163,7 +163,7 @@ async def test_how_long_an_id_stays_unique(queue: Any, redis: redis_py.Redis, ke
     await queue.add_bulk([{"name": "mail", "data": 1, "job_id": "c"}], unique_for=30.5)
     assert 85 <= redis.ttl(keys.unique("a")) <= 90
     assert 7195 <= redis.ttl(keys.dlid("b")) <= 7200
-    assert 25 <= redis.ttl(keys.unique("c")) <= 30
+    assert 25 <= redis.ttl(keys.unique("c")) <= 31  # never shorter than asked
     assert await queue.reschedule("b", delay_ms=10)
     assert redis.ttl(keys.dlid("b")) > 7190
     redis.delete(keys.unique("a"))  # as if the time were over
