@@ -28,12 +28,13 @@ def evalsha_jobs(
     ulids: UlidFactory,
     now_ms: int,
     payloads: list[bytes],
-    names: str | list[str] = "",
+    names: str | list[str] | None = "",
     ids: list[str | None] | None = None,
     retries: list[bytes | None] | None = None,
     due_ms: list[int] | None = None,
 ) -> list[str]: ...
 def cut(payloads: list[bytes], most_jobs: int, most_bytes: int) -> list[slice]: ...
+def shared(names: list[str]) -> str | None: ...
 def pack_jobs(
     ulids: UlidFactory,
     now_ms: int,

@@ -87,14 +87,18 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
                  list payloads not None, names="", list ids=None, list retries=None, list due_ms=None):
     """One EVALSHA that carries a whole chunk of jobs; returns the job ids.
 
-    Behind `arguments` come, for each job, its envelope and its name, and with `due_ms` its due time.
+    Behind `arguments` come, for each job, its envelope, its name unless `names` is None, and with `due_ms` its due
+    time.
     """
     cdef Py_ssize_t count = len(payloads), start = buffer._len, i
-    cdef Py_ssize_t per_job = 2 if due_ms is None else 3
+    cdef bint has_names = names is not None
+    cdef Py_ssize_t per_job = 1 + has_names + (due_ms is not None)
     cdef list answer = []
     cdef uint64_t due = 0
     cdef JobView job
     cdef char* out
+    if not has_names:
+        names = ""
     _check_columns(count, names, ids, retries)
     if due_ms is not None and len(due_ms) != count:
         raise ValueError(f"{len(due_ms)} due times for {count} payloads")
@@ -107,7 +111,8 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
             answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
             out = buffer.reserve(6 * HEADER_BYTES + job.envelope_size + job.name_size + job.id_size)
             out = _put_job(out, &job, now_ms)
-            out = put_bulk(out, job.name, job.name_size)
+            if has_names:
+                out = put_bulk(out, job.name, job.name_size)
             if due_ms is not None:
                 out = _put_number(out, due)
             buffer.advance(out)
@@ -135,6 +140,19 @@ def cut(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
     if count:
         parts.append(slice(start, count))
     return parts
+
+
+@cython.boundscheck(True)          # to compare may run anybody's code
+def shared(list names not None):
+    """The name that all of them are; None if there are several, or none."""
+    cdef Py_ssize_t count = len(names), i
+    if not count:
+        return None
+    name = names[0]
+    for i in range(1, count):
+        if names[i] is not name and names[i] != name:
+            return None
+    return name
 
 
 def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, list ids=None,

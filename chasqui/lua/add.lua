@@ -1,7 +1,8 @@
 -- add: put a chunk of jobs into the stream, once however often it is sent.
 -- KEYS  1 stream   2 applied (bitmap: which chunks of this producer are in)
 -- ARGV  1 the chunk's bit   2 seconds to remember it   3 most entries to keep, or ''
---       4 most jobs that may wait, or ''   then per job: envelope, name
+--       4 most jobs that may wait, or ''   5 1 if all jobs have the name in 6, else 0
+--       then per job: envelope, and name unless it is in 6
 -- Returns 1 added, 0 was there already, or {depth} if the queue is full.
 -- In locals: a global costs a look-up each time, and they are what a job of a bulk costs.
 local call, argv, stream, keep = redis.call, ARGV, KEYS[1], ARGV[3]
@@ -10,15 +11,19 @@ if call('GETBIT', applied, bit) == 1 then
   call('EXPIRE', applied, argv[2]) -- a write, so that a WAITAOF behind it waits for the add
   return 0
 end
+local name, first, step = nil, 6, 2
+if argv[5] == '1' then
+  name, first, step = argv[6], 7, 1
+end
 local last = #argv
 if argv[4] ~= '' then
   local depth = call('XLEN', stream)
-  if depth + (last - 4) / 2 > tonumber(argv[4]) then
+  if depth + (last - first + 1) / step > tonumber(argv[4]) then
     return {depth}
   end
 end
-for i = 5, last, 2 do
-  local name = argv[i + 1]
+for i = first, last, step do
+  local name = name or argv[i + 1]
   if keep == '' then
     if name == '' then
       call('XADD', stream, '*', 'd', argv[i])

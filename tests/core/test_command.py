@@ -12,6 +12,7 @@ from chasqui._core.command import (
     cut,
     evalsha,
     evalsha_jobs,
+    shared,
     xack_xdel,
     xackdel,
     xadd,
@@ -85,19 +86,21 @@ def test_a_bulk_is_its_jobs_one_by_one(rows):
     assert bulk.commands == single.commands
 
 
-@given(ROWS, st.lists(st.binary(max_size=30), max_size=3), st.booleans(), st.data())
-def test_a_script_carries_a_chunk_of_jobs(rows, keys, is_timed, data):
+@given(ROWS, st.lists(st.binary(max_size=30), max_size=3), st.booleans(), st.booleans(), st.data())
+def test_a_script_carries_a_chunk_of_jobs(rows, keys, is_named, is_timed, data):
     payloads, names, ids, retries = columns(rows)
     times = st.lists(UNSIGNED, min_size=len(rows), max_size=len(rows))
     due_ms = data.draw(times) if is_timed else None
     buffer = CommandBuffer()
     answer = evalsha_jobs(
         *(buffer, SHA, keys, [b"a", 7, "x", 1.5], UlidFactory(), NOW_MS),
-        *(payloads, names, ids, retries, due_ms),
+        *(payloads, names if is_named else None, ids, retries, due_ms),
     )
     words: list[Any] = [b"EVALSHA", SHA, len(keys), *keys, b"a", 7, "x", 1.5]
     for i, (payload, name, _, retry) in enumerate(rows):
-        words += [encode_envelope(answer[i], payload, NOW_MS, 0, retry), name]
+        words.append(encode_envelope(answer[i], payload, NOW_MS, 0, retry))
+        if is_named:
+            words.append(name)
         if due_ms is not None:
             words.append(due_ms[i])
     assert bytes(buffer) == frame(*words)
@@ -133,7 +136,6 @@ WRONG_JOBS = [
     ({"names": ["a", "b"]}, ValueError),
     ({"names": ["a", "b", b"c"]}, TypeError),
     ({"names": ["a", "b", "\ud800"]}, UnicodeEncodeError),
-    ({"names": None}, TypeError),
     ({"ids": [None, None]}, ValueError),
     ({"ids": [None, None, 7]}, TypeError),
     ({"ids": [None, None, "\ud800"]}, UnicodeEncodeError),
@@ -144,6 +146,7 @@ WRONG_JOBS = [
     ({"ulids": None}, TypeError),
 ]
 IN_XADD = [
+    ({"names": None}, TypeError),
     ({"maxlen": True}, TypeError),
     ({"maxlen": [1]}, TypeError),
     ({"producer": "x"}, TypeError),
@@ -360,3 +363,23 @@ def test_payloads_are_cut_into_chunks(
 def test_what_is_no_bytes_is_not_cut() -> None:
     with pytest.raises(TypeError, match=r"payloads\[1\] must be bytes, got str"):
         cut([b"x", "y"], 3, 10)  # type: ignore[list-item]
+
+
+@given(st.lists(st.sampled_from(["", "a", "".join(["a"]), "ab", "ä"]), max_size=4))
+def test_a_name_that_all_share(names: list[str]) -> None:
+    assert shared(names) == (names[0] if len(set(names)) == 1 else None)
+
+
+def test_a_name_that_shortens_the_list_it_is_compared_in() -> None:
+    class Vandal(str):
+        __slots__ = ()
+
+        def __ne__(self, other: object) -> bool:
+            names.clear()
+            return False
+
+        __hash__ = str.__hash__
+
+    names = ["a", Vandal("a"), "a"]
+    with pytest.raises(IndexError):
+        shared(names)

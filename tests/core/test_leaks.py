@@ -19,6 +19,7 @@ from chasqui._core.command import (
     evalsha,
     evalsha_jobs,
     pack_jobs,
+    shared,
     xack_xdel,
     xackdel,
     xadd,
@@ -192,6 +193,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "evalsha_jobs, wrong": lambda: evalsha_jobs(
         BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]
     ),
+    "shared": lambda: (shared(["a" * 300, "".join(["a"] * 300)]), shared(["a", "b"]), shared([])),
     "cut": lambda: cut([b"x"] * 9, 4, 2),
     "cut, wrong": lambda: cut([b"x", None], 1, 1),
     "pack_jobs": lambda: pack_jobs(

@@ -17,7 +17,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.job import BackoffSpec
 from chasqui.keys import Keys
-from chasqui.producer import TURN_JOBS
+from chasqui.producer import TURN_JOBS, Producer
 from chasqui.queue import Queue
 from chasqui.request import Effect, Request
 from tests.integration.producing.conftest import now_ms
@@ -303,6 +303,28 @@ async def test_what_is_kept_to_know_a_chunk_again_is_forgotten(
 
 async def test_an_empty_bulk_sends_nothing(make_queue: Callable[..., Any]):
     assert await make_queue(redis_url="redis://127.0.0.1:1").add_bulk([]) == []
+
+
+@pytest.mark.parametrize("names", [["n"], ["n", "m"], [""], ["", "n"]], ids="/".join)
+@pytest.mark.parametrize("max_stream_len", [None, 1000])
+async def test_each_job_of_a_bulk_has_its_name(
+    names: list[str],
+    max_stream_len: int | None,
+    server: Any,
+    queue_name: str,
+    redis: redis_py.Redis,
+    keys: Keys,
+):
+    producer = Producer(server.url, queue_name, max_stream_len=max_stream_len)
+    ids = await producer.add_bulk_named([(names[n % len(names)], b"%d" % n) for n in range(300)])
+    await producer.shutdown()
+    there = [fields for _, fields in redis.xrange(keys.stream)]
+    told = [fields.get(b"n", b"").decode() for fields in there]
+    assert told == [names[n % len(names)] for n in range(300)]
+    assert [b"n" in fields for fields in there] == [bool(name) for name in told]
+    assert [msgpack.unpackb(fields[b"d"])[:2] for fields in there] == [
+        [job_id, b"%d" % n] for n, job_id in enumerate(ids)
+    ]
 
 
 async def test_nothing_is_trimmed_unless_asked(

@@ -189,13 +189,15 @@ async def test_a_queue_is_obliterated(
 # ── Backlog ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("names", [1, 2], ids=["one name", "two names"])
 async def test_a_full_queue_refuses(
-    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+    names: int, make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
 ):
     queue = make_queue(max_backlog=600)
-    await queue.add_bulk([{"name": "n", "data": n} for n in range(300)])
+    plain = [{"name": f"n{n % names}", "data": n} for n in range(301)]
+    await queue.add_bulk(plain[:300])
     with pytest.raises(QueueFullError, match="is full: 300 jobs wait, max_backlog is 600") as full:
-        await queue.add_bulk([{"name": "n", "data": n} for n in range(301)])
+        await queue.add_bulk(plain)
     assert (full.value.depth, full.value.limit) == (300, 600)
     mixed = [{"name": "n", "data": n, "job_id": str(n)} for n in range(301)]
     with pytest.raises(QueueFullError):
