@@ -18,7 +18,8 @@ from chasqui._core.ulid cimport ULID_CHARS, UlidFactory
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
-    object PyUnicode_FromStringAndSize(const char* text, Py_ssize_t size)
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 highest)
+    void* PyUnicode_1BYTE_DATA(object text)
 
 
 cdef struct JobView:
@@ -194,7 +195,7 @@ cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids
     cdef object id = None if ids is None else ids[i]
     if id is None:
         ulids.step(now_ms)
-        ulids.put(job.drawn)
+        memcpy(job.drawn, ulids.text, ULID_CHARS)
     cdef object payload = payloads[i], name = names if isinstance(names, str) else (<list>names)[i]
     cdef object retry = None if retries is None else retries[i]
     if not PyBytes_CheckExact(payload):
@@ -215,7 +216,8 @@ cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids
     if id is None:
         job.id = job.drawn
         job.id_size = ULID_CHARS
-        id = PyUnicode_FromStringAndSize(job.drawn, ULID_CHARS)
+        id = PyUnicode_New(ULID_CHARS, 127)
+        memcpy(PyUnicode_1BYTE_DATA(id), job.drawn, ULID_CHARS)
     elif isinstance(id, str):
         job.id = PyUnicode_AsUTF8AndSize(id, &job.id_size)
     else:

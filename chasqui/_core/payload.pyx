@@ -31,6 +31,7 @@ cdef extern from "Python.h":
     unsigned long long PyLong_AsUnsignedLongLong(object number) except? -1
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
     bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_1BYTE_DATA(object text)
 
 cdef enum:
     WIDEST = 9                  # the most that a number or a header takes
@@ -237,10 +238,13 @@ cdef class Packer:
         cdef Py_ssize_t size = len(<str>value)
         if size > self.max_bytes:               # before it is encoded
             return self.outgrow(size, value)
-        try:
-            text = PyUnicode_AsUTF8AndSize(value, &size)
-        except UnicodeEncodeError:
-            return self.refuse("surrogate", value)
+        if PyUnicode_IS_COMPACT_ASCII(value):   # most are, and are their own UTF-8
+            text = <const char*>PyUnicode_1BYTE_DATA(value)
+        else:
+            try:
+                text = PyUnicode_AsUTF8AndSize(value, &size)
+            except UnicodeEncodeError:
+                return self.refuse("surrogate", value)
         if size > self.max_bytes - out._len:
             return self.outgrow(str_header_size(size) + size, value)
         cdef char* at = put_str_header(out.reserve(WIDEST + size), size)

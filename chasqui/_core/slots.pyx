@@ -54,13 +54,17 @@ cdef class Slots:
             if PyList_CheckExact(values) and len(<list>values) != count:
                 raise ValueError(f"a column has {len(<list>values)} values for {count} instances")
         cdef list instances = PyList_New(count)
+        cdef PyObject* common[MOST]         # of each column that is one value, that value
+        for i in range(self.count):
+            value = <object>PyTuple_GET_ITEM(columns, i)
+            common[i] = NULL if PyList_CheckExact(value) else <PyObject*>value
         for row in range(count):
             instance = PyType_GenericAlloc(self.cls, 0)
             for i in range(self.count):
-                value = <object>PyTuple_GET_ITEM(columns, i)
-                if PyList_CheckExact(value):
-                    value = (<list>value)[row]
-                self.put(instance, i, value)
+                if common[i] != NULL:
+                    self.put(instance, i, <object>common[i])
+                else:
+                    self.put(instance, i, (<list>PyTuple_GET_ITEM(columns, i))[row])
             Py_INCREF(instance)
             PyList_SET_ITEM(instances, row, instance)
         return instances

@@ -15,9 +15,10 @@ cdef class UlidFactory:
     cdef uint64_t _ms           # the time part of the last id
     cdef uint64_t _high         # its upper 40 random bits
     cdef uint64_t _low          # its lower 40 random bits
+    cdef char[ULID_CHARS] text  # all of it, as it is written
 
     cdef int begin(self) except -1
     cdef int step(self, uint64_t now_ms) except -1
     cdef bytes _fresh(self)
     cdef void _draw(self) noexcept
-    cdef void put(self, char* out) noexcept nogil
+    cdef void _write(self) noexcept

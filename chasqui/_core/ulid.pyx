@@ -34,11 +34,9 @@ cdef class UlidFactory:
 
     def next(self, uint64_t now_ms):
         """One id, as a str of 26 characters."""
-        cdef char text[ULID_CHARS]
         self.begin()
         self.step(now_ms)
-        self.put(text)
-        return text[:ULID_CHARS].decode("ascii")
+        return self.text[:ULID_CHARS].decode("ascii")
 
     cdef int begin(self) except -1:
         """Before a run of steps: notice a fork."""
@@ -56,7 +54,8 @@ cdef class UlidFactory:
         return 0
 
     cdef int step(self, uint64_t now_ms) except -1:
-        """Move to the next id; `put` it before any Python code can run."""
+        """Move to the next id; take its `text` before any Python code can run."""
+        cdef int i = ULID_CHARS - 1
         if now_ms > MAX_TIME:
             raise OverflowError(f"the time {now_ms} ms does not fit into a ULID")
         if self._pool_at + DRAW_BYTES > PyBytes_GET_SIZE(self._pool):
@@ -67,9 +66,14 @@ cdef class UlidFactory:
             self._draw()
         elif self._low < HALF_MASK:
             self._low += 1
+            self.text[i] = CROCKFORD[self._low & 31]
+            while self._low >> (5 * (ULID_CHARS - 1 - i)) & 31 == 0:     # it went from Z to 0, and carries
+                i -= 1
+                self.text[i] = CROCKFORD[self._low >> (5 * (ULID_CHARS - 1 - i)) & 31]
         elif self._high < HALF_MASK:
             self._low = 0
             self._high += 1
+            self._write()
         elif self._ms < MAX_TIME:
             self._ms += 1       # 2^80 ids in a millisecond: borrow from the next one
             self._draw()
@@ -95,12 +99,13 @@ cdef class UlidFactory:
         for i in range(5):
             self._high = (self._high << 8) | random[i]
             self._low = (self._low << 8) | random[i + 5]
+        self._write()
 
-    cdef void put(self, char* out) noexcept nogil:
-        """Write the current id: 26 characters, no terminator."""
+    cdef void _write(self) noexcept:
+        """Write the whole of the current id."""
         cdef int i
         for i in range(10):
-            out[i] = CROCKFORD[(self._ms >> (45 - 5 * i)) & 31]
+            self.text[i] = CROCKFORD[(self._ms >> (45 - 5 * i)) & 31]
         for i in range(8):
-            out[10 + i] = CROCKFORD[(self._high >> (35 - 5 * i)) & 31]
-            out[18 + i] = CROCKFORD[(self._low >> (35 - 5 * i)) & 31]
+            self.text[10 + i] = CROCKFORD[(self._high >> (35 - 5 * i)) & 31]
+            self.text[18 + i] = CROCKFORD[(self._low >> (35 - 5 * i)) & 31]

@@ -52,6 +52,14 @@ def test_within_a_millisecond_the_random_part_is_counted_up():
     assert [int(id) & LAST for id in ids] == [2**40 - 1, 2**40, 2**40 + 1]
 
 
+@given(st.integers(0, 79), st.integers(0, 2**80 - 1), st.integers(1, 70))
+def test_counting_up_carries_as_far_as_it_must(ones: int, randomness: int, count: int):
+    start = min(randomness | ((1 << ones) - 1), LAST - count)
+    ulids = UlidFactory(entropy_of(0, start))
+    for step in range(count):
+        assert int(ULID.from_str(ulids.next(NOW_MS))) == (NOW_MS << 80) + start + step
+
+
 def test_a_millisecond_that_is_used_up_borrows_from_the_next():
     ulids = UlidFactory(entropy_of(0, LAST, 7))
     first, second = ulids.next(NOW_MS), ulids.next(NOW_MS)
