@@ -36,7 +36,8 @@ def watch(
     """Show how much a queue holds, and how that changes, until interrupted.
 
     Entered and left count what came into the stream and went out of it, per second: a retry does
-    both. Servers before Redis 7 do not count it. Piped, each look is a line.
+    both, and so does one entry for the jobs that a worker hands back, where servers have CLAIM.
+    Servers before Redis 7 do not count it. Piped, each look is a line.
 
     Example: chasqui watch emails --interval-ms 500
     """

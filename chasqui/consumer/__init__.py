@@ -278,7 +278,8 @@ class Engine:
         await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
 
     async def _hand_back(self) -> None:
-        released = await release(self.connection, self.keys, self.config, self.holdings.busy_ids())
+        kept, wake = self.holdings.busy_ids(), self._reader.has_claim
+        released = await release(self.connection, self.keys, self.config, kept, wake=wake)
         if released:
             queue = self.keys.queue
             fields = {"queue": queue, "entries": released}

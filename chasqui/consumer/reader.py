@@ -83,6 +83,8 @@ class Reader:
         self._buffer = CommandBuffer()
         self._room = asyncio.Event()
         self._has_group = False
+        #: Whether a read takes over what others left behind; as the last one was asked.
+        self.has_claim = False
         #: Entries may be ours and in nobody's hands: delivered in a reply that never came, or while
         #: an earlier copy was in hand; at first, to a process that had our name and died.
         self._must_recover = True
@@ -158,6 +160,7 @@ class Reader:
                 await asyncio.sleep(UNSETTLED_POLL_S)
             room = self._wanted()
         profile = self._connection.profile or await self._connection.connect()
+        self.has_claim = profile.claim
         now_s = time.monotonic()
         mercy_ends_s = self._mercy.ends_s(self._connection.replaced_s, now_s)
         if now_s < mercy_ends_s:
@@ -209,7 +212,8 @@ class Reader:
             return delivery.count
         if is_paused:
             if entries:
-                await release(self._connection, self._keys, config, self._holdings.ids())
+                kept = self._holdings.ids()
+                await release(self._connection, self._keys, config, kept, wake=self.has_claim)
             await self._while_paused()
             return 0
         if entries and self._may_be_lost(delivery.asked_s):
@@ -428,10 +432,14 @@ class Delivery:
 
 
 async def release(
-    connection: Connection, keys: Keys, config: ConsumerConfig, kept: list[bytes]
+    connection: Connection, keys: Keys, config: ConsumerConfig, kept: list[bytes], *, wake: bool
 ) -> int:
-    """Hand back every entry that is ours by the server's account, but for those kept; how many."""
-    arguments: list[str | bytes] = [config.group, config.consumer_id, *kept]
+    """Hand back every entry that is ours by the server's account, but for those kept; how many.
+
+    `wake` whoever waits in a read with CLAIM.
+    """
+    wakes = "1" if wake else ""
+    arguments: list[str | bytes] = [config.group, config.consumer_id, wakes, *kept]
     try:
         count: int = await connection.submit(
             scripts.call(scripts.RELEASE, [keys.stream], arguments, Effect.IDEMPOTENT)

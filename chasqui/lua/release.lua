@@ -1,13 +1,14 @@
 -- release: hand entries back that were delivered and not started, as if they never had been.
 -- KEYS  1 stream
--- ARGV  1 group   2 consumer   then the ids that it keeps
+-- ARGV  1 group   2 consumer   3 '1' if others read with CLAIM, or ''   then the ids that it keeps
 -- Returns how many were handed back. They get an idle time beyond any lease, so that the next reader
 -- takes them at once, and their delivery does not count. One that waits in a read with CLAIM is woken by
--- a new entry only: there is one for a moment, which nobody sees.
+-- a new entry only: there is one for a moment, which nobody sees. Elsewhere there is none, for the server
+-- counts it: a group's lag is unknown then, or 1 too many, until more is read.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local beyond = 864000000
 local kept = {}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   kept[ARGV[i]] = true
 end
 local released, from = 0, '-'
@@ -25,7 +26,7 @@ while true do
   end
   from = '(' .. page[#page][1]
 end
-if released > 0 then
+if released > 0 and ARGV[3] == '1' then
   local id = redis.pcall('XADD', key, '*', 'd', '')
   if type(id) == 'string' then
     redis.call('XDEL', key, id)

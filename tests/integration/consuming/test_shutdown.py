@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from chasqui import Job, Worker
+from chasqui.cli.facts import mapping
 from chasqui.consumer.heartbeat import Heartbeat
-from chasqui.errors import UnreachableError
+from chasqui.errors import ServerError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.metrics import LockOutcome
 from chasqui.queue import Queue
@@ -111,6 +112,45 @@ async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
     await running.task
     await until(lambda: at_rest(redis, keys), "all is done")
     assert heir.metrics.jobs_completed == running.metrics.jobs_completed == 1
+
+
+async def test_what_is_handed_back_is_not_counted_as_new_where_nobody_must_be_woken(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """The server's counts stay what they are: how many entries came, and how many are unread."""
+
+    async def facts() -> dict[bytes, Any]:
+        return mapping(await redis("XINFO", "STREAM", keys.stream))
+
+    async def holds_some() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 1 and health.prefetched > 0
+
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(50)])
+    before = await facts()
+    with pytest.raises(ServerError) as refused:
+        await redis("XREADGROUP", "GROUP", "no", "no", "CLAIM", 1, "STREAMS", keys.stream, ">")
+    has_claim = "NOGROUP" in str(refused.value)
+    running = start(handler, concurrency=1, read_count=20, shutdown_deadline_s=60)
+    await until(holds_some, "one runs and more wait")
+    await running.worker.close()
+
+    async def is_handed_back() -> bool:
+        pending = await redis("XPENDING", keys.stream, "default", "-", "+", 100)
+        return any(one[2] >= 864_000_000 for one in pending)
+
+    await until(is_handed_back, "the others are free")
+    after = await facts()
+    gate.set()
+    await running.task
+    assert (after[b"last-generated-id"] != before[b"last-generated-id"]) == has_claim
+    if b"entries-added" in before:
+        assert after[b"entries-added"] == before[b"entries-added"] + has_claim
 
 
 @pytest.mark.parametrize("is_now", [False, True], ids=["deadline", "stop_now"])
