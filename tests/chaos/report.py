@@ -278,7 +278,9 @@ def _found_soak() -> str:
     first, last = told["first"], told["last"]
     return (
         f"{told['hours']:g} h, {told['jobs']:,} jobs, {told['links_cut']:,} links cut: memory "
-        f"{told['rss_mib_per_h']:+g} MiB/h, {first['files']} → {last['files']} descriptors, the "
+        f"{told['rss_mib_per_h']:+g} MiB/h, of which {told['used_mib_per_h']:+g} are in use, "
+        f"{told['blocks_per_h']:+d} blocks/h of Python's own allocator, "
+        f"{first['files']} → {last['files']} descriptors, the "
         f"server's memory {first['server_mib']:.1f} → {last['server_mib']:.1f} MiB"
     )
 

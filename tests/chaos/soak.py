@@ -2,6 +2,7 @@
 What a process and its server hold must not grow."""
 
 import asyncio
+import gc
 import os
 import statistics
 import sys
@@ -15,7 +16,7 @@ import redis
 from chasqui import Job, Queue, Worker
 from chasqui.keys import Keys
 from tests.chaos.figure import Figure, Say, silent
-from tests.core.memory import rss_bytes
+from tests.core.memory import rss_bytes, used_bytes
 from tests.servers import Server
 
 NAME = "soak"
@@ -42,7 +43,10 @@ class Sample:
     """What is held while nothing is under way and every link is there."""
 
     at_s: float
+    #: What is resident, holes between allocations included; and what is in use.
     rss_mib: float
+    used_mib: float
+    blocks: int
     files: int
     server_mib: float
     #: Those that do not end by themselves.
@@ -106,7 +110,9 @@ class Soak:
         keys = sum(self._client.ttl(key) == -1 for key in self._client.scan_iter(count=1000))
         files = await self._open_files()
         used = self._client.info("memory")["used_memory"]
-        self.samples.append(Sample(at_s, rss_bytes() / MIB, files, used / MIB, keys))
+        gc.collect()
+        held = (rss_bytes() / MIB, used_bytes() / MIB, sys.getallocatedblocks())
+        self.samples.append(Sample(at_s, *held, files, used / MIB, keys))
 
     async def _open_files(self) -> int:
         """The least of some looks: links that were cut are let go of in their own time."""
@@ -151,16 +157,18 @@ async def measure(
         "first": asdict(counted[0]),
         "last": asdict(counted[-1]),
         "most_files": max(sample.files for sample in counted),
-        "rss_mib_per_h": round(slope_per_h(counted), 3),
+        "rss_mib_per_h": round(slope_per_h(counted, "rss_mib"), 3),
+        "used_mib_per_h": round(slope_per_h(counted, "used_mib"), 3),
+        "blocks_per_h": round(slope_per_h(counted, "blocks")),
     }
 
 
-def slope_per_h(samples: list[Sample]) -> float:
-    """How fast memory grows: the line that fits best, in MiB an hour."""
+def slope_per_h(samples: list[Sample], what: str) -> float:
+    """How much of it there is more in an hour, by the line that fits best."""
     if len(samples) < 2:
         return 0.0
-    at_s, rss = [one.at_s for one in samples], [one.rss_mib for one in samples]
-    return statistics.linear_regression(at_s, rss).slope * 3600
+    at_s, held = [one.at_s for one in samples], [getattr(one, what) for one in samples]
+    return statistics.linear_regression(at_s, held).slope * 3600
 
 
 def wrong(told: dict[str, Any]) -> list[str]:
@@ -168,6 +176,8 @@ def wrong(told: dict[str, Any]) -> list[str]:
     first, last = told["first"], told["last"]
     found = {
         f"memory grows by {told['rss_mib_per_h']} MiB/h": told["rss_mib_per_h"] > MIB_PER_H,
+        f"memory in use grows by {told['used_mib_per_h']} MiB/h": told["used_mib_per_h"]
+        > MIB_PER_H,
         "descriptors are left": told["most_files"] > first["files"],
         "the server holds more": last["server_mib"] > first["server_mib"] + SERVER_MIB,
         "keys are left": last["keys"] > first["keys"],

@@ -1,5 +1,6 @@
 """How much memory a process holds, for tests that must not lose any."""
 
+import ctypes
 import gc
 import os
 import sys
@@ -18,6 +19,30 @@ def rss_bytes() -> int:
     if not _STATM.exists():
         return 0
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc tells of its heap; `uordblks` and `hblkhd` are in use."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def used_bytes() -> int:
+    """Bytes of the C allocator that are in use, without what it keeps for later; 0 where it does
+    not say. Python's own allocator takes its arenas elsewhere: see `sys.getallocatedblocks`."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    told = mallinfo2()
+    return int(told.uordblks + told.hblkhd)
 
 
 def lost_by(work: Callable[[], object], calls: int) -> tuple[int, int]:
