@@ -280,6 +280,10 @@ class Engine:
     async def _hand_back(self) -> None:
         kept, wake = self.holdings.busy_ids(), self._reader.has_claim
         released = await release(self.connection, self.keys, self.config, kept, wake=wake)
+        if released and wake:
+            # Behind a proxy our own read may not be over yet. It is woken like others, and takes
+            # back what is ours; but only once.
+            await release(self.connection, self.keys, self.config, kept, wake=wake)
         if released:
             queue = self.keys.queue
             fields = {"queue": queue, "entries": released}

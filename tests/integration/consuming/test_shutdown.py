@@ -32,6 +32,13 @@ async def fine(job: Job) -> None:
     pass
 
 
+async def knows_claim(redis: Redis, keys: Keys) -> bool:
+    """Whether the server can take over entries in a read."""
+    with pytest.raises(ServerError) as refused:
+        await redis("XREADGROUP", "GROUP", "no", "no", "CLAIM", 1, "STREAMS", keys.stream, ">")
+    return "NOGROUP" in str(refused.value)
+
+
 @pytest.mark.both_loops
 async def test_close_under_load_hands_back_what_has_not_begun(
     queue: Queue, start: Start, redis: Redis, keys: Keys
@@ -114,6 +121,56 @@ async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
     assert heir.metrics.jobs_completed == running.metrics.jobs_completed == 1
 
 
+async def test_what_is_handed_back_stays_free_though_the_own_read_has_not_ended_yet(
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+    server: Server,
+) -> None:
+    """A proxy passes on the end of a connection when it likes."""
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    async def holds_some() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 1 and health.prefetched > 0
+
+    async def blocks() -> bool:
+        clients = (await redis("CLIENT", "LIST")).decode().splitlines()
+        return any(" name=left-behind " in one and " flags=b " in one for one in clients)
+
+    async def free() -> list[Any]:
+        pending = await redis("XPENDING", keys.stream, "default", "-", "+", 100)
+        return [one for one in pending if one[2] >= 864_000_000]
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(20)])
+    running = start(
+        handler,
+        concurrency=1,
+        read_count=20,
+        shutdown_deadline_s=60,
+        claim_min_idle_ms=300_000,
+    )
+    await until(holds_some, "one runs and more wait")
+    (held, *_) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+    claim = ("CLAIM", 300_000) if await knows_claim(redis, keys) else ()
+    reader = redis_at(server.url)
+    await reader("CLIENT", "SETNAME", "left-behind")
+    words = ("GROUP", "default", held[1], "BLOCK", 60_000, *claim, "STREAMS", keys.stream, ">")
+    reading = asyncio.ensure_future(reader("XREADGROUP", *words))
+    await until(blocks, "a read of ours is left behind")
+    await running.worker.close()
+    await until(free, "what waited is free while one runs")
+    assert not running.task.done()
+    gate.set()
+    reading.cancel()
+    await running.task
+
+
 async def test_what_is_handed_back_is_not_counted_as_new_where_nobody_must_be_woken(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -133,9 +190,7 @@ async def test_what_is_handed_back_is_not_counted_as_new_where_nobody_must_be_wo
 
     await queue.add_bulk([{"name": "n", "data": i} for i in range(50)])
     before = await facts()
-    with pytest.raises(ServerError) as refused:
-        await redis("XREADGROUP", "GROUP", "no", "no", "CLAIM", 1, "STREAMS", keys.stream, ">")
-    has_claim = "NOGROUP" in str(refused.value)
+    has_claim = await knows_claim(redis, keys)
     running = start(handler, concurrency=1, read_count=20, shutdown_deadline_s=60)
     await until(holds_some, "one runs and more wait")
     await running.worker.close()
