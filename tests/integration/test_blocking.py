@@ -56,8 +56,8 @@ def test_calls_are_answered(server: Server, connect_blocking: Connect) -> None:
     assert " db=2 " in info
 
 
-def test_a_unix_socket_works(redis_86: Server, connect_blocking: Connect) -> None:
-    assert connect_blocking(redis_86.unix_url).call(echo("x")) == b"x"
+def test_a_unix_socket_works(server: Server, connect_blocking: Connect) -> None:
+    assert connect_blocking(server.unix_url).call(echo("x")) == b"x"
 
 
 def test_a_stream_is_sent_while_its_replies_are_read(
@@ -71,19 +71,19 @@ def test_a_stream_is_sent_while_its_replies_are_read(
 
 
 def test_an_error_inside_a_stream_is_one_of_its_replies(
-    redis_86: Server, connect_blocking: Connect
+    server: Server, connect_blocking: Connect
 ) -> None:
     names = ["ECHO", "NO-SUCH", "ECHO"]
     requests = (commands((name, "x"), effect=Effect.READ) for name in names)
-    first, second, third = connect_blocking(redis_86.url).run(stream(requests))
+    first, second, third = connect_blocking(server.url).run(stream(requests))
     assert (first, third) == (b"x", b"x")
     assert isinstance(second, ServerError)
 
 
 def test_a_stream_that_breaks_off_leaves_replies_in_step(
-    redis_86: Server, connect_blocking: Connect
+    server: Server, connect_blocking: Connect
 ) -> None:
-    connection = connect_blocking(redis_86.url)
+    connection = connect_blocking(server.url)
 
     def requests() -> Any:
         yield echo(1)
@@ -98,9 +98,9 @@ def test_a_stream_that_breaks_off_leaves_replies_in_step(
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_no_more_requests_are_on_their_way_than_asked_for(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, ahead: int
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy, ahead: int
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     proxy.fail(Fault.CUT_AFTER, "ECHO", nth=50)
     sent: list[Request] = []
     waiting: list[int] = []
@@ -128,9 +128,9 @@ def test_many_threads_get_their_own_replies(server: Server, connect_blocking: Co
         assert sorted(pool.map(work, range(16))) == list(range(16))
 
 
-def test_no_thread_and_no_event_loop_is_left(redis_86: Server, connect_blocking: Connect) -> None:
+def test_no_thread_and_no_event_loop_is_left(server: Server, connect_blocking: Connect) -> None:
     threads = threading.active_count()
-    connect_blocking(redis_86.url).call(echo("x"))
+    connect_blocking(server.url).call(echo("x"))
     assert threading.active_count() == threads
 
 
@@ -182,9 +182,9 @@ def test_a_reply_that_broke_off_is_built_anew_though_its_link_is_kept(
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])
 def test_a_stream_survives_a_fault_in_its_middle(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, fault: Fault
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy, fault: Fault
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect_blocking(proxy.url)
     proxy.fail(fault, "ECHO", nth=50)
     replies = connection.run(stream(echo(i) for i in range(200)))
@@ -224,9 +224,9 @@ def test_a_link_that_died_while_idle_is_not_used(
 
 @pytest.mark.fault(44)
 def test_garbage_drops_the_link_and_the_next_one_works(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect_blocking(proxy.url)
     proxy.fail(Fault.GARBAGE, "ECHO")
     assert connection.call(echo("x")) == b"x"
@@ -280,9 +280,9 @@ def test_a_refused_first_dial_is_told_at_once(
 
 
 def test_a_silent_host_ends_at_the_deadline(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     proxy.stall()
     with pytest.raises(UnreachableError):
         connect_blocking(proxy.url, request_timeout_s=0.2).call(echo("x"))
@@ -426,9 +426,9 @@ def test_parent_and_children_each_have_a_link_of_their_own(
 
 @pytest.mark.fault(51)
 def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect_blocking(proxy.url)
     connection.connect()
     proxy.stall()
@@ -454,9 +454,9 @@ def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
 
 
 def test_close_ends_the_calls_of_other_threads(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy, queue_name: str
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy, queue_name: str
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect_blocking(proxy.url)
     connection.connect()
     proxy.fail(Fault.SWALLOW, "ECHO")
@@ -476,9 +476,9 @@ def test_close_ends_the_calls_of_other_threads(
 
 @pytest.mark.slow
 def test_random_cuts_never_mix_up_replies(
-    redis_86: Server, connect_blocking: Connect, make_proxy: MakeProxy
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     chance = random.Random(7)
     for round_number in range(20):
         connection = connect_blocking(proxy.url)

@@ -67,9 +67,9 @@ async def test_a_stream_of_requests_has_a_reply_or_an_exception_for_each(
 
 
 async def test_a_stream_that_breaks_off_leaves_replies_in_step(
-    redis_86: Server, connect: Connect
+    server: Server, connect: Connect
 ) -> None:
-    connection = connect(redis_86.url)
+    connection = connect(server.url)
 
     def plan() -> Any:
         def requests() -> Any:
@@ -131,9 +131,9 @@ async def test_the_profile_is_what_the_server_can_do(server: Server, connect: Co
     assert (profile.name, profile.xackdel, profile.claim, profile.waitaof) == expected
 
 
-async def test_a_database_that_is_not_there_is_refused(redis_86: Server, connect: Connect) -> None:
+async def test_a_database_that_is_not_there_is_refused(server: Server, connect: Connect) -> None:
     with pytest.raises(ServerError, match="DB index"):
-        await connect(redis_86.url + "/99999").submit(echo("x"))
+        await connect(server.url + "/99999").submit(echo("x"))
 
 
 @pytest.mark.slow
@@ -155,9 +155,9 @@ async def test_an_idle_connection_sends_nothing(
 @pytest.mark.fault(18)
 @pytest.mark.slow
 async def test_a_stalled_server_bounds_memory(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.connect()
     proxy.stall()
@@ -184,9 +184,9 @@ async def test_a_stalled_server_bounds_memory(
 
 @pytest.mark.fault(18)
 async def test_no_room_until_the_deadline_is_told(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url, request_timeout_s=0.5)
     await connection.connect()
     proxy.stall()
@@ -202,8 +202,8 @@ async def test_no_room_until_the_deadline_is_told(
 # ── Loops, forks, the end ───────────────────────────────────────────────────────────────────────
 
 
-async def test_another_event_loop_is_refused(redis_86: Server, connect: Connect) -> None:
-    connection = connect(redis_86.url)
+async def test_another_event_loop_is_refused(server: Server, connect: Connect) -> None:
+    connection = connect(server.url)
     await connection.connect()
 
     def elsewhere() -> None:
@@ -235,8 +235,8 @@ async def test_an_error_inside_a_script_has_its_code(
         assert caught.value.code == server_error
 
 
-async def test_close_in_another_event_loop(redis_86: Server, connect: Connect) -> None:
-    connection = connect(redis_86.url)
+async def test_close_in_another_event_loop(server: Server, connect: Connect) -> None:
+    connection = connect(server.url)
     await connection.connect()
 
     def elsewhere() -> None:
@@ -249,8 +249,8 @@ async def test_close_in_another_event_loop(redis_86: Server, connect: Connect) -
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-async def test_close_after_the_end_of_its_event_loop(redis_86: Server, connect: Connect) -> None:
-    connection = connect(redis_86.url)
+async def test_close_after_the_end_of_its_event_loop(server: Server, connect: Connect) -> None:
+    connection = connect(server.url)
 
     def elsewhere() -> None:
         asyncio.run(connection.connect())  # type: ignore[arg-type]
@@ -263,9 +263,9 @@ async def test_close_after_the_end_of_its_event_loop(redis_86: Server, connect: 
 
 @pytest.mark.fault(51)
 async def test_a_forked_child_is_refused_and_the_parent_goes_on(
-    redis_86: Server, connect: Connect
+    server: Server, connect: Connect
 ) -> None:
-    connection = connect(redis_86.url)
+    connection = connect(server.url)
     await connection.connect()
     pid = os.fork()
     if pid == 0:  # in the child: report by the exit code, run nothing of pytest
@@ -282,9 +282,9 @@ async def test_a_forked_child_is_refused_and_the_parent_goes_on(
 
 
 async def test_close_ends_everything(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
+    server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     tasks = asyncio.all_tasks()
     connection = connect(proxy.url)
     await connection.connect()
@@ -308,9 +308,9 @@ async def test_close_ends_everything(
 
 
 async def test_close_while_dialling(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     proxy.stall()
     connection = connect(proxy.url)
     waiting = connection.submit(echo("x"))

@@ -75,9 +75,9 @@ async def test_a_swallowed_reply_ends_at_the_deadline(
 
 
 async def test_a_short_deadline_is_kept_beside_a_long_one(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url, request_timeout_s=600)
     await connection.connect()
     proxy.fail(Fault.SWALLOW, "ECHO", times=2)
@@ -92,9 +92,9 @@ async def test_a_short_deadline_is_kept_beside_a_long_one(
 @pytest.mark.fault(17)
 @pytest.mark.parametrize("to_server", [True, False])
 async def test_a_link_cut_at_any_byte_recovers(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy, to_server: bool
+    server: Server, connect: Connect, make_proxy: MakeProxy, to_server: bool
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     frame = len(echo("0" * 8).frame) if to_server else len(b"$8\r\n00000000\r\n")
     for cut_at in range(frame):
         connection = connect(proxy.url)
@@ -137,9 +137,9 @@ async def test_garbage_drops_the_link_and_the_next_one_works(
 @pytest.mark.fault(14)
 @pytest.mark.slow
 async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url, request_timeout_s=1.5)
     proxy.fail(Fault.CUT_BEFORE, "ECHO", times=1000)
     with pytest.raises(UnreachableError):
@@ -148,7 +148,7 @@ async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
 
 
 async def test_links_that_break_as_they_are_handed_over_are_not_dialled_in_a_hot_loop(
-    redis_86: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dials = 0
 
@@ -159,7 +159,7 @@ async def test_links_that_break_as_they_are_handed_over_are_not_dialled_in_a_hot
         link.abort()
         return link
 
-    connection = connect(redis_86.url, request_timeout_s=1.0)
+    connection = connect(server.url, request_timeout_s=1.0)
     await connection.connect()
     monkeypatch.setattr(dialler, "open_link", open_broken)
     await connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
@@ -208,9 +208,9 @@ async def test_a_refused_first_dial_is_told_at_once(
 
 
 async def test_a_silent_host_ends_at_the_deadline(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     proxy.stall()
     with pytest.raises(UnreachableError):
         await connect(proxy.url, request_timeout_s=0.2).submit(echo("x"))
@@ -263,9 +263,9 @@ async def test_a_request_that_was_given_up_is_told_once_and_never_sent_again(
 
 @pytest.mark.slow
 async def test_a_lost_server_is_waited_for_until_the_deadline(
-    redis_86: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
+    server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     connection = connect(proxy.url, request_timeout_s=0.5)
     await connection.connect()
     proxy.is_refusing = True
@@ -355,10 +355,10 @@ async def test_a_server_without_hello_is_greeted_the_old_way(
 
 
 async def test_what_a_credential_provider_raises_is_raised(
-    redis_86: Server, connect: Connect
+    server: Server, connect: Connect
 ) -> None:
     async def provide(host: str | None) -> tuple[str | None, str | None]:
         raise LookupError("no vault")
 
     with pytest.raises(LookupError, match="no vault"):
-        await connect(redis_86.url, credential_provider=provide).submit(echo("x"))
+        await connect(server.url, credential_provider=provide).submit(echo("x"))

@@ -27,9 +27,9 @@ async def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 
 async def test_an_event_wakes_every_thread_that_waits(
-    redis_86: Server, queue_name: str, make_proxy: Callable[[str], Proxy]
+    server: Server, queue_name: str, make_proxy: Callable[[str], Proxy]
 ) -> None:
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     with sync.Queue(queue_name, redis_url=proxy.url) as queue:
         jobs = queue.add_bulk([{"name": "mail", "data": i} for i in range(5)])
         waits = [
@@ -39,7 +39,7 @@ async def test_an_event_wakes_every_thread_that_waits(
         ]
         waiting = asyncio.create_task(in_threads(*waits))
         await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= len(waits))
-        async with working(queue_name, redis_86.url):
+        async with working(queue_name, server.url):
             assert await waiting == [{"got": i} for i in range(5) for _ in range(2)]
         before = proxy.count("HELLO")
         assert await asyncio.to_thread(queue.wait_for_result, jobs[0].id) == {"got": 0}
@@ -103,7 +103,7 @@ async def test_who_may_not_read_events_finds_the_result(
 
 
 async def test_a_wait_may_be_longer_than_a_request(
-    redis_86: Server,
+    server: Server,
     queue_name: str,
     make_proxy: Callable[[str], Proxy],
     connect_blocking: Callable[..., BlockingConnection],
@@ -111,12 +111,12 @@ async def test_a_wait_may_be_longer_than_a_request(
 ) -> None:
     """It reads events in many requests, none of which lasts as long as the wait."""
     monkeypatch.setattr("chasqui.follower.BLOCK_MS", 50)
-    proxy, keys = make_proxy(redis_86.url), Keys(queue_name)
+    proxy, keys = make_proxy(server.url), Keys(queue_name)
     connection = connect_blocking(proxy.url, request_timeout_s=2.0)
     follower = Follower(connection, keys, "mine", None)
     waiting = asyncio.create_task(asyncio.to_thread(follower.wait, 30.0))
     await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 3)
-    with redis_py.Redis.from_url(redis_86.url) as redis:
+    with redis_py.Redis.from_url(server.url) as redis:
         redis.xadd(keys.events, {"e": "completed", "id": "mine"})
     await waiting
     assert follower.end is not None

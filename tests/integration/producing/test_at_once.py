@@ -263,10 +263,10 @@ def test_an_add_that_an_event_loop_left_behind(
 
 @pytest.mark.fault(18)
 async def test_a_stalled_server_bounds_what_single_adds_hold(
-    redis_86: Any, queue_name: str, make_proxy: Callable[[str], Proxy]
+    server: Any, queue_name: str, make_proxy: Callable[[str], Proxy]
 ):
     """Those who do not get in wait with their data; no frame is made of it yet."""
-    proxy = make_proxy(redis_86.url)
+    proxy = make_proxy(server.url)
     async with Queue(queue_name, redis_url=proxy.url) as queue:
         await queue.add("n", 0)
         proxy.stall()

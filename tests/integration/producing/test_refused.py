@@ -310,9 +310,9 @@ async def test_calls(place: int, nowhere: Any):
 
 
 async def test_nothing_is_sent(
-    valkey_9: Server, queue_at: Callable[..., Any], make_proxy: Callable[[str], Proxy]
+    server: Server, queue_at: Callable[..., Any], make_proxy: Callable[[str], Proxy]
 ):
-    proxy = make_proxy(valkey_9.url)
+    proxy = make_proxy(server.url)
     queue = queue_at(proxy.url)
     await queue.is_paused()
     before = len(proxy.commands)
@@ -371,8 +371,8 @@ def test_settings(make: Any, options: dict[str, Any], kind: type[Exception], mes
         make(**{"name": "good", **options})
 
 
-async def test_a_closed_queue(queue_at: Callable[..., Any], valkey_9: Server):
-    queue = queue_at(valkey_9.url)
+async def test_a_closed_queue(queue_at: Callable[..., Any], server: Server):
+    queue = queue_at(server.url)
     await queue.add("n", 1)
     assert not queue.is_closed
     await queue.close()
@@ -403,9 +403,9 @@ async def test_an_unreachable_host(queue_at: Callable[..., Any]):
 
 
 async def test_a_server_that_never_answers(
-    queue_at: Callable[..., Any], make_proxy: Callable[[str], Proxy], valkey_9: Server
+    queue_at: Callable[..., Any], make_proxy: Callable[[str], Proxy], server: Server
 ):
-    proxy = make_proxy(valkey_9.url)
+    proxy = make_proxy(server.url)
     proxy.stall()
     queue = queue_at(proxy.url, request_timeout_s=0.3)
     with pytest.raises(UnreachableError):
