@@ -50,12 +50,16 @@ objects all at once and not by a call each (kept, an eighth of the client's CPU)
 instead of at the end of the loop's turn (kept), several chunk sizes (no difference).""",
     4: """\
 Before the first byte leaves, every entry is checked and packed: one bad entry, and nothing is sent.
-The server idles meanwhile, and again while the caller builds the next list of dicts. Tried: chunks
-of 125, 250, 500 and 1000 jobs (no difference), packing in one C call (kept), `Job` objects all at
-once and not by a call each (kept, a fifth of the client's CPU), a leaner script (kept; it makes the
-yardstick faster as well), writing each chunk to the socket as it is made instead of all at the end
-of the loop's turn (0.97 to 1.04 of the rate, not kept: what client and server do at once they do
-more slowly), no garbage collection (1.03 of the rate: not ours to switch off).""",
+The server idles meanwhile, and again while the caller builds the next list of dicts. Then each
+chunk is written as it is made, and the server works while the client does; but the two processors
+here are halves of one core, and what both do at once takes each twice as long. So nearly all of the
+client's time counts, and a third of it is the caller's list and the garbage collector, which both
+lists of 1000 objects set going. Tried: chunks of 125, 250, 500 and 1000 jobs (no difference),
+packing in one C call (kept), `Job` objects all at once and not by a call each (kept, a fifth of the
+client's CPU), a name that all jobs of a chunk share sent once (kept, 7 % of the server's; it makes
+the yardstick faster as well), ids counted up in their text (kept), one packed argument for all jobs
+of a chunk (0.90 to 0.96 of the rate, not kept), no garbage collection (1.05 to 1.14 of the rate:
+not ours to switch off).""",
     5: """\
 Options are looked at one by one in Python, so that errors can name them. Tried: one look at each
 entry's keys instead of one for each option (kept), a backoff that many share encoded once (kept),
