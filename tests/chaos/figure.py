@@ -56,7 +56,8 @@ class Figure:
         now_s = time.monotonic()
         if now_s - self._said_s >= SAY_S:
             self._said_s = now_s
-            self._console.print(f"{done:,} after {now_s - self._began_s:.0f} s")
+            # Not by rich, which keeps what it has measured: memory is among what is looked at here.
+            print(f"{done:,} after {now_s - self._began_s:.0f} s", flush=True)
 
     def end(self, path: Path, told: dict[str, Any], wrong: list[str]) -> int:
         """Keep the result and print it; the exit code."""
