@@ -205,8 +205,8 @@ class Plans:
         check_ids([job_id])
         keys = self.keys
         names = [keys.delayed, keys.didx(job_id), keys.dlid(job_id), keys.wake]
-        names += [keys.trace(job_id), keys.traces]
-        arguments = [due_ms, int(is_relative)]
+        names += [keys.trace(job_id), keys.traces, self.numbering.answer_key()]
+        arguments = [due_ms, int(is_relative), ANSWER_TTL_S]
         reply = yield scripts.call(scripts.RESCHEDULE, names, arguments, Effect.IDEMPOTENT)
         return bool(reply)
 

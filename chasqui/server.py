@@ -200,7 +200,7 @@ def eviction_policy(info: Any) -> str:
 
 def _code(error: ReplyError) -> str:
     code = error.code
-    if code == "ERR":
+    if code == "ERR" or code.startswith("@user_script"):
         if inner := _INNER.search(error.message):
             return inner[1]
         if _DENIED.search(error.message):

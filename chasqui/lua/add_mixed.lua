@@ -12,6 +12,7 @@
 -- returned is no answer to who waits for this one, and is deleted.
 -- A new earliest job rings the wake list, which the promoter sleeps on. The delayed set has no room
 -- for a trace: there it lies under a key beside the job, and `traces` says that there are such keys.
+-- Before anything is changed, each command is used once to no effect: one that is denied fails there.
 local flags = redis.call('GET', KEYS[3])
 if flags then
   redis.call('EXPIRE', KEYS[3], ARGV[1]) -- a write, so that a WAITAOF behind it waits for the add
@@ -30,10 +31,22 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+redis.call('SET', KEYS[3], '', 'EX', ARGV[1])
+redis.call('DEL', KEYS[3])
+redis.call('EXISTS', KEYS[3])
+if string.find(kinds, '[1357]') then
+  redis.call('ZADD', delayed, 'XX', 0, '')
+end
+if string.find(kinds, '[0246]') then
+  local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
+  if not string.find(denied.err, 'greater than 0-0', 1, true) then
+    return denied
+  end
+end
 local earliest = tonumber(first[2])
 local rings = false
 local added = {}
-local traced_s = 0
+local traced_s, left_s = 0, trace == '' and 0 or redis.call('TTL', KEYS[5])
 local key = trace == '' and 5 or 6
 for i = 1, jobs do
   local kind = string.byte(kinds, i) - 48
@@ -100,12 +113,13 @@ for i = 1, jobs do
     end
   end
 end
-if traced_s > 0 and redis.call('TTL', KEYS[5]) < traced_s then
+if traced_s > 0 and left_s < traced_s then
   redis.call('SET', KEYS[5], '1', 'EX', traced_s)
 end
-if rings and redis.call('EXISTS', KEYS[4]) == 0 then
-  redis.call('LPUSH', KEYS[4], '1')
-  redis.call('EXPIRE', KEYS[4], 60)
+-- The jobs are in by now: a bell that cannot be rung must not make that look undone.
+if rings and redis.pcall('EXISTS', KEYS[4]) == 0 then
+  redis.pcall('LPUSH', KEYS[4], '1')
+  redis.pcall('EXPIRE', KEYS[4], 60)
 end
 flags = table.concat(added)
 redis.call('SET', KEYS[3], flags, 'EX', ARGV[1])

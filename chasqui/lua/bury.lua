@@ -3,8 +3,15 @@
 -- ARGV  1 group   2 consumer that must still own them   3 most entries to keep there, or ''
 --       then per job: entry id, number of values that follow, field, value, …
 -- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
--- cannot be made, the script ends there and the entry stays pending.
+-- cannot be made, the script ends there and the entry stays pending. So it does if it may not go: each
+-- command is used once to no effect before the first copy is made.
 local key, dead, group, owner, keep = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local denied = redis.pcall('XADD', dead, '0-0', 'd', '')
+if not string.find(denied.err, 'greater than 0-0', 1, true) then
+  return denied
+end
+redis.call('XACK', key, group, '0-0')
+redis.call('XDEL', key, '0-0')
 local answers = {}
 local i = 4
 while i <= #ARGV do

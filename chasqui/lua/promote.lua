@@ -5,7 +5,8 @@
 -- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
 -- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
 -- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
--- Copies are made before their originals go, so nothing is lost where one cannot be made.
+-- Copies are made before their originals go, so nothing is lost where one cannot be made; and none is
+-- made where they may not go, or they would be made again and again.
 local call, delayed, stream, dead, traces, keep =
   redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
 local are_traced = call('EXISTS', traces) == 1
@@ -72,11 +73,22 @@ end
 
 local answer = {now, 0, 0, -1, '', 0}
 local left, bytes, refusal = tonumber(ARGV[1]), 0, nil
+local is_allowed = false
 repeat
   -- Few at a time, and not for ever: jobs may be large, and the server serves nobody else meanwhile.
   local most = math.min(left, 32)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, most)
   local copied = {}
+  if #due > 0 and not is_allowed then
+    local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
+    if not string.find(denied.err, 'greater than 0-0', 1, true) then
+      return denied
+    end
+    call('ZREM', delayed, 'none of them')
+    call('ZRANGE', delayed, 0, 0)
+    call('ZCARD', delayed)
+    is_allowed = true
+  end
   for _, member in ipairs(due) do
     local reply
     local a, b, c, d = string.byte(member, 1, 4)

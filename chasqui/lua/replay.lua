@@ -7,10 +7,15 @@
 -- Returns how many were moved. The copy is made first; only who then removes the original keeps it,
 -- so two replays at once never double a job and none is lost between two keys. What another job
 -- returned that had the same id is deleted: it is no answer to who waits for this one.
+-- Before anything is changed, each command is used once to no effect: one that is denied fails there,
+-- and not between a copy and its original.
 local known = redis.call('GET', KEYS[3])
 if known then
   return tonumber(known)
 end
+redis.call('SET', KEYS[3], '', 'EX', ARGV[2])
+redis.call('DEL', KEYS[3])
+redis.call('XDEL', KEYS[1], '0-0')
 local moved = 0
 for i = 3, #ARGV, 4 do
   if #redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i]) == 1 then

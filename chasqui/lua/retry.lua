@@ -4,12 +4,16 @@
 -- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member,
 --       its trace, or ''
 -- Returns per job '1' moved, '0' not ours any more. The copies are made before the originals go: if
--- one cannot be made, the script ends there, and its entry stays pending.
+-- one cannot be made, the script ends there, and its entry stays pending. So do all if they may not go:
+-- each command is used once to no effect before the first copy is made.
 -- A new earliest job rings the wake list, which the promoter sleeps on.
 local call, argv, key, delayed, group, owner = redis.call, ARGV, KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local earliest = tonumber(call('ZRANGE', delayed, 0, 0, 'WITHSCORES')[2])
+call('ZADD', delayed, 'XX', 0, '')
+call('XACK', key, group, '0-0')
+call('XDEL', key, '0-0')
 local rings, refusal = false, nil
 local answers, copied = {}, {}
 local trace_key, traced_s = 5, 0

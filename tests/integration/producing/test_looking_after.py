@@ -9,6 +9,7 @@ import msgpack
 import pytest
 import redis as redis_py
 
+from chasqui import scripts
 from chasqui.errors import NotSupportedError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
@@ -75,6 +76,22 @@ async def test_a_delayed_job_is_rescheduled(queue: Any, redis: redis_py.Redis, k
     assert not await queue.reschedule(job.id, delay_ms=1)
     assert not await queue.reschedule("nobody's", delay_ms=1)
     assert redis.zcard(keys.delayed) == 0
+
+
+async def test_a_reschedule_that_is_sent_again_is_told_what_the_first_did(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    job = await queue.add("mail", 1, delay_ms=60_000)
+    member = redis.get(keys.didx(job.id))
+    names = [keys.delayed, keys.didx(job.id), keys.dlid(job.id), keys.wake]
+    names += [keys.trace(job.id), keys.traces, keys.flags("producer", 1)]
+    again = (scripts.RESCHEDULE.source, len(names), *names, 600_000, 1, 600)
+    assert redis.eval(*again) == 1
+    due = redis.zscore(keys.delayed, member)
+    assert redis.eval(*again) == 1
+    assert redis.zscore(keys.delayed, member) == due
+    redis.zrem(keys.delayed, member)  # what a promotion does
+    assert redis.eval(*again) == 1
 
 
 async def test_a_new_earliest_job_wakes_the_promoter(queue: Any, redis: redis_py.Redis, keys: Keys):
