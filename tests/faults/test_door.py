@@ -23,7 +23,7 @@ from chasqui.request import Effect, commands
 from chasqui.server import Answer
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
-from tests.integration.consuming.conftest import Running
+from tests.integration.consuming.conftest import Running, until
 from tests.ledger import Census, audit
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -215,12 +215,13 @@ async def test_a_new_password_is_asked_for(
         with pytest.raises(REFUSED) as refused:
             await rotated.works()
         password = f"{CANARY}-2"
-        while True:
-            try:
-                assert await rotated.works()
-                break
-            except REFUSED:
-                await asyncio.sleep(0.05)
+
+        async def works_again() -> bool:
+            with contextlib.suppress(REFUSED):
+                return await rotated.works()
+            return False
+
+        await until(works_again, "the new password is taken")
         assert rotated.proxy.accepted - before < 60, "not dialled in a hot loop"
         await rotated.worker.close()
         await running

@@ -95,8 +95,9 @@ def lag(kind: str, private_server: Callable[..., Server], queue_name: str, durab
     confirmed = [0]
     with redis_py.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", primary.port)
-        while client.info("replication")["master_link_status"] != "up":
-            client.ping()
+        eventually(
+            lambda: client.info("replication")["master_link_status"] == "up", "it is in step"
+        )
         options: dict[str, Any] = {"durable": "replica"} if durable else {}
         with sync.Queue(queue_name, redis_url=primary.url, **options) as queue:
             queue.add("n", {"n": 0})

@@ -175,8 +175,11 @@ async def test_nothing_shows_the_password(
     await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("EVALSHA") > 0)
     with redis_py.Redis.from_url(server.url, password=CANARY) as client:
         keys = Keys(queue_name)
-        while not client.xlen(keys.dlq):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+        async def is_buried() -> bool:
+            return bool(client.xlen(keys.dlq))
+
+        await until(is_buried, "the job is in the dead-letter queue")
         told.append(str(client.xrange(keys.dlq)))
         told.append(str(client.client_list()))
     with sync.Queue(queue_name, redis_url=url) as blocking:

@@ -15,6 +15,7 @@ from chasqui import Queue, Worker
 from chasqui.consumer import Health
 from tests.chaos.soak import measure, wrong
 from tests.core.memory import rss_bytes
+from tests.integration.consuming.conftest import until
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 
@@ -77,8 +78,7 @@ class Soak:
 
     async def _handle(self, job: Any) -> int:
         if job.name == "hold":
-            while self._proxy.open_links < LINKS:  # noqa: ASYNC110 - a beat dials the last one
-                await asyncio.sleep(0.01)
+            await until(self._has_all_links, "a beat dials the last link")
         if job.name == "again" and job.attempt == 0:
             raise ValueError("not yet")
         self._done += 1
@@ -95,17 +95,30 @@ class Soak:
             )
             if part % 2:
                 self._proxy.cut()
-        while self._done < target:  # noqa: ASYNC110 - the jobs are done when they are done
-            await asyncio.sleep(0.005)
+
+        async def all_done() -> bool:
+            return self._done >= target
+
+        await until(all_done, f"{JOBS} more jobs are done")
 
     async def rest(self) -> Footprint:
         """Wait until every link is back and nothing is on its way; what is held then."""
         await self._queue.add("hold", None)  # who holds nothing has no heart that beats
-        health = self._worker.health()
-        while health is None or _is_busy(health) or self._results() or not self._is_linked():
-            await asyncio.sleep(0.01)
+
+        async def is_at_rest() -> bool:
             health = self._worker.health()
+            is_idle = health is not None and not _is_busy(health)
+            return is_idle and not self._results() and self._is_linked()
+
+        await until(is_at_rest, "every link is back and nothing is on its way")
         return Footprint.take(self._client)
+
+    async def _has_all_links(self) -> bool:
+        return self._proxy.open_links >= LINKS
+
+    async def _is_up(self) -> bool:
+        health = self._worker.health()
+        return health is not None and health.is_connected
 
     def _results(self) -> bool:
         return any(True for _ in self._client.scan_iter("*:result:*", count=1000))
@@ -120,8 +133,7 @@ class Soak:
         """What is held too much after so many rounds."""
         async with self._queue, self._worker:
             running = asyncio.ensure_future(self._worker.run())
-            while not _is_up(self._worker.health()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # a link that breaks before is an error
+            await until(self._is_up, "it is connected")  # a link that breaks before is an error
             for _ in range(WARM_UP):
                 await self.round()
             before = await self.rest()
@@ -134,10 +146,6 @@ class Soak:
         print(f"{before}\n{after}\n{self._proxy.accepted} links")
         self._client.close()
         return after.excess(before)
-
-
-def _is_up(health: Health | None) -> bool:
-    return health is not None and health.is_connected
 
 
 def _is_busy(health: Health) -> bool:

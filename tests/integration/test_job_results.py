@@ -240,15 +240,19 @@ async def test_the_reader_stops_when_nobody_waits(
 
 
 async def test_an_older_job_is_found_by_a_reader_that_began_later(
-    redis_86: Server, queue_name: str
+    redis_86: Server, queue_name: str, make_proxy: MakeProxy
 ) -> None:
-    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+    proxy = make_proxy(redis_86.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
         old = await queue.add("void", 1)
         assert await _after_a_run(redis_86, queue, old) is None
-        old.created_at_ms -= 60_000  # as if much had happened since
+        await queue._ends.close()
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.open_links == 1)
+        reads = proxy.count("XREAD")
         new = await queue.add("mail", 2)
+        new.created_at_ms += ends_module.EARLIER_MS  # as if it had come long after the old one
         waiting = asyncio.create_task(new.result(poll_interval=NEVER_S))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") > reads)
         assert await old.result(poll_interval=NEVER_S) is None
         async with working(queue_name, redis_86.url):
             assert await waiting == {"got": 2}

@@ -341,12 +341,13 @@ async def test_closing_ends_the_iteration(
 
 
 async def test_a_cancelled_read_takes_no_event_with_it(
-    redis_86: Server, keys: Keys, queue_name: str
+    redis_86: Server, keys: Keys, queue_name: str, make_proxy: MakeProxy
 ) -> None:
+    proxy = make_proxy(redis_86.url)
     with redis_py.Redis.from_url(redis_86.url) as redis:
-        async with QueueEvents(queue_name, redis_url=redis_86.url) as events:
+        async with QueueEvents(queue_name, redis_url=proxy.url) as events:
             reading = asyncio.create_task(anext(events))
-            await asyncio.sleep(0)
+            await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") == 1)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             write(redis, keys, 1, 2)

@@ -12,6 +12,7 @@ from chasqui.spark.batch import PushdownReader
 from chasqui.spark.options import OptionError, Options
 from chasqui.sync import Queue
 from tests.core.test_vectors import VECTORS, from_hex
+from tests.crash.conftest import eventually
 from tests.servers import Server
 from tests.spark.direct import Redis, read, read_parts, rows_of, schema_of
 
@@ -237,17 +238,14 @@ def test_reads_can_be_taken_off_the_primary(private_server: Callable[..., Server
     fill(primary.url, queue_name, 500)
     there, here = Redis(replica.url, queue_name), Redis(primary.url, queue_name)
     there("REPLICAOF", "127.0.0.1", primary.port)
-    while b"state=online" not in here("INFO", "replication"):
-        time.sleep(0.01)  # the test's time limit ends it
-    while there("EXISTS", there.keys.stream) == 0:
-        time.sleep(0.01)
+    eventually(lambda: b"state=online" in here("INFO", "replication"), "the replica is online")
+    eventually(lambda: there("EXISTS", there.keys.stream), "the replica has the jobs")
     here("CONFIG", "RESETSTAT")
     rows = read(primary.url, queue_name, "job_id", readFrom="replica", fetchCount=100)
     assert len(rows) == 500
     assert b"cmdstat_xrange" in there("INFO", "commandstats")
     assert b"cmdstat_xrange" not in here("INFO", "commandstats")
     there("REPLICAOF", "NO", "ONE")
-    while b"state=online" in here("INFO", "replication"):
-        time.sleep(0.01)
+    eventually(lambda: b"state=online" not in here("INFO", "replication"), "it is none any more")
     with pytest.raises(NotSupportedError, match="has no replica that is in step"):
         read(primary.url, queue_name, readFrom="replica")

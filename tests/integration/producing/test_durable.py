@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,8 @@ import redis as redis_py
 from chasqui.errors import NotSupportedError, OutcomeUnknownError, QueueFullError
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from tests.crash.conftest import eventually
+from tests.integration.conftest import until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
@@ -79,8 +80,7 @@ def pair(
     replica = private_server(request.param)
     with redis_py.Redis.from_url(replica.url) as copy:
         copy.replicaof("127.0.0.1", primary.port)
-        while copy.info("replication")["master_link_status"] != "up":
-            time.sleep(0.02)
+        eventually(lambda: copy.info("replication")["master_link_status"] == "up", "it is in step")
     return primary, replica
 
 
@@ -112,8 +112,7 @@ async def test_adds_at_once_share_their_waits(
     proxy.stall()  # until all of them are there: threads come one after the other
     adds = [asyncio.create_task(queue.add("n", n)) for n in range(20)]
     adds += [asyncio.create_task(queue.add("n", n, job_id=f"id-{n}")) for n in range(5)]
-    while handed_over(queue) < len(adds):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: handed_over(queue) >= len(adds))
     # Its last chunk is in line when the others are answered.
     bulk = asyncio.create_task(queue.add_bulk([{"name": "n", "data": 1}] * 600))
     proxy.resume()
@@ -279,11 +278,9 @@ async def test_an_add_behind_one_that_is_given_up_is_told_too(
     assert durable is not None
     os.kill(server.pid, signal.SIGSTOP)
     waiting = asyncio.create_task(queue.add("n", 1))
-    while not durable._is_waiting:  # noqa: ASYNC110 - a turn or two
-        await asyncio.sleep(0)
+    await until(lambda: durable._is_waiting)
     behind = asyncio.create_task(queue.add("n", 2))
-    while not durable._next:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bool(durable._next))
     is_away = True
     server.kill()
     async with asyncio.timeout(20):

@@ -245,13 +245,20 @@ async def test_delayed_jobs_take_no_room_in_a_mixed_bulk(
 
 
 async def test_a_full_queue_is_waited_for(
-    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys
+    make_queue: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    server: Server,
+    redis: redis_py.Redis,
+    keys: Keys,
 ):
-    queue = make_queue(max_backlog=2, on_full="wait")
+    proxy = make_proxy(server.url)
+    queue = make_queue(redis_url=proxy.url, max_backlog=2, on_full="wait")
     await queue.add_bulk([{"name": "n", "data": n} for n in range(2)])
+    before = proxy.count("EVALSHA")
     waiting = asyncio.create_task(queue.add("n", 2, job_id="third"))
-    done, _ = await asyncio.wait([waiting], timeout=0.2)
-    assert not done
+    # Refused twice: it comes once more.
+    await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("EVALSHA") >= before + 3)
+    assert not waiting.done()
     redis.xtrim(keys.stream, maxlen=1, approximate=False)
     assert (await waiting).id == "third"
     assert redis.xlen(keys.stream) == 2

@@ -20,6 +20,7 @@ from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.job import RepeatPattern
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from tests.integration.conftest import until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
@@ -364,8 +365,7 @@ async def test_a_bulk_that_is_closed_in_its_middle(
     proxy.delay_s = 0.01
     entries = [{"name": "n", "data": "x" * 100_000} for n in range(300)]
     adding = asyncio.create_task(queue.add_bulk(entries))
-    while redis.xlen(keys.stream) == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: redis.xlen(keys.stream) > 0)
     await queue.close()
     with pytest.raises(OutcomeUnknownError):
         await adding

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -427,11 +426,10 @@ async def test_the_clock_of_the_worker_does_not_matter(
 async def test_of_three_promoters_one_leads_and_another_takes_over(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, role: str, fate: str
 ):
-    """The leader is killed, stopped for ten seconds and resumed, or ended, while jobs come due."""
+    """The leader is killed, stopped until another leads, or ended, while jobs come due."""
     await queue.pause()
-    spread_ms = 12_000 if fate == "stopped" else 8_000
     jobs = await queue.add_bulk(
-        [{"name": "mail", "data": i, "delay_ms": 1 + i * spread_ms // 400} for i in range(400)]
+        [{"name": "mail", "data": i, "delay_ms": 1 + i * 20} for i in range(400)]
     )
     with (
         Process(role, server.url, queue_name, "a") as a,
@@ -451,10 +449,8 @@ async def test_of_three_promoters_one_leads_and_another_takes_over(
             assert leading.end() == 0
         else:
             leading.stop()
-        stopped_s = monotonic()
         await eventually(other_leads)
         if fate == "stopped":
-            await asyncio.sleep(stopped_s + 10 - monotonic())
             leading.resume()
         await stream_of(redis, keys.stream, 400)
     found = await ids_in_stream(redis, keys)
