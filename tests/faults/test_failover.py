@@ -245,13 +245,15 @@ async def test_a_node_that_is_lost_and_comes_back(
     async with Queue(neighbour, redis_url=cluster.url) as other:
         await other.add("n", 0)
         await asyncio.to_thread(lost.kill)
-        adding = asyncio.ensure_future(queue.add("n", 1))
-        for n in range(50):
-            await other.add("n", n)
-        await asyncio.to_thread(lost.start)
+        try:
+            adding = asyncio.ensure_future(queue.add("n", 1))
+            for n in range(50):
+                await other.add("n", n)
+        finally:  # other tests use the cluster too
+            await asyncio.to_thread(lost.start)
+            await asyncio.to_thread(cluster.wait_until_whole)
         await adding
     await running.completed(2)
-    await asyncio.to_thread(cluster.wait_until_whole)
 
 
 @pytest.mark.fault(13, control=True)
