@@ -6,6 +6,7 @@ tests/chaos/results and tests/faults; the rest of the page is written by hand.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,10 +182,17 @@ def _found_faults() -> str:
     for outcomes in told.values():
         for number, outcome in outcomes.items():
             seen.setdefault(number, set()).add(outcome.partition(":")[0])
-    passed = sum("passed" in found and "failed" not in found for found in seen.values())
-    failed = sum("failed" in found for found in seen.values())
+    counts = Counter(
+        next(one for one in ("failed", "passed", "passed in part", "skipped") if one in found)
+        for found in seen.values()
+    )
     count = len(CATALOGUE)
-    return f"{passed} of {count} pass, {failed} fail, {count - len(seen)} did not run"
+    in_part = f"{counts['passed in part']} in part, " if counts["passed in part"] else ""
+    not_run = count - len(seen) + counts["skipped"]
+    return (
+        f"{counts['passed']} of {count} pass, {in_part}{counts['failed']} fail, "
+        f"{not_run} did not run"
+    )
 
 
 def _found_restarts() -> str:
