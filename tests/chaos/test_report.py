@@ -28,6 +28,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_the_page_says_what_the_results_say() -> None:
+    """If it fails: `python -m tests.chaos --report`."""
+    page = report.PAGE.read_text()
+    assert report.render(page) == page
+
+
 def test_every_section_of_the_page_is_known_and_every_known_one_is_there() -> None:
     names = re.findall(r"<!-- (\w+): generated -->", report.PAGE.read_text())
     assert sorted(names) == sorted(report.SECTIONS)
