@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.chaos.conduct import Conductor
+from tests.chaos.figure import commit
 from tests.chaos.judge import Result, Tally
 from tests.chaos.schedule import draw, kinds_of
 from tests.chaos.stage import Stage
@@ -121,7 +122,7 @@ def _told(arguments: argparse.Namespace, subject: Subject, seed: int) -> dict[st
     return {
         "subject": subject.name, "title": subject.title, "settings": subject.settings,
         "server": arguments.server, "seed": seed, "lease_ms": arguments.lease_ms,
-        "command": " ".join(words),
+        "command": " ".join(words), "commit": commit(),
     }  # fmt: skip
 
 

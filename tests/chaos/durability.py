@@ -24,6 +24,7 @@ from rich.table import Table
 from chasqui import Queue
 from chasqui.errors import NotSupportedError
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from tests.chaos.figure import commit
 from tests.faults.disk import DiskServer, build_shim
 from tests.ledger import Census, number
 from tests.servers import KINDS, Server
@@ -164,6 +165,7 @@ def main() -> int:
 def _measure_all(
     arguments: argparse.Namespace, told: dict[str, Any], console: Console, shim: Path
 ) -> None:
+    made_at = {"commit": commit()}
     for kind in arguments.server or list(KINDS):
         luck = random.Random(arguments.seed)
         table = Table(
@@ -178,7 +180,7 @@ def _measure_all(
                     told[kind].setdefault(mode, {})[crash] = {"missing": str(error)}
                     table.add_row(mode, crash, str(error))
                     continue
-                told[kind].setdefault(mode, {})[crash] = vars(cell)
+                told[kind].setdefault(mode, {})[crash] = made_at | vars(cell)
                 table.add_row(mode, crash, f"{cell.confirmed:,}", f"{cell.lost:,}",
                               f"{cell.window_s} s", f"{cell.done:,}", f"{cell.back:,}")  # fmt: skip
         console.print(table)

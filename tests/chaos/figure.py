@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from rich.console import Console
 
 from tests.servers import KINDS
 
+ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
+#: What may differ from the commit: it is not measured, and a run before has written it.
+_NOT_MEASURED = (":!tests/chaos/results", ":!tests/faults/results.json", ":!docs")
 #: The shortest time between two lines of progress.
 SAY_S = 5.0
 
@@ -24,6 +28,22 @@ Say = Callable[[int], None]
 
 def silent(done: int) -> None:
     """Says nothing."""
+
+
+def commit(root: Path = ROOT) -> str:
+    """What is measured: the short hash of the commit, with a "+" if files differ from it; empty
+    where there is no repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        is_changed = git("status", "--porcelain", "--", ".", *_NOT_MEASURED)
+        return git("rev-parse", "--short", "HEAD") + ("+" if is_changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 class Figure:
@@ -37,7 +57,7 @@ class Figure:
         self.parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
         self.parser.add_argument("--seed", type=int, help="a random one unless given")
         self.parser.add_argument("--json", type=Path, default=RESULTS / f"{word}.json")
-        self.command = ""
+        self.command = self.commit = ""
         self._console = Console(highlight=False)
         self._began_s = self._said_s = time.monotonic()
 
@@ -46,7 +66,7 @@ class Figure:
         found = self.parser.parse_args()
         if found.seed is None:
             found.seed = random.SystemRandom().randrange(1 << 32)
-        self.command = self._repeat(found)
+        self.command, self.commit = self._repeat(found), commit()
         self._console.print(f"seed {found.seed}: repeat with [bold]{self.command}[/]")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
         return found
@@ -61,7 +81,7 @@ class Figure:
 
     def end(self, path: Path, told: dict[str, Any], wrong: list[str]) -> int:
         """Keep the result and print it; the exit code."""
-        told = {"command": self.command, **told}
+        told = {"command": self.command, "commit": self.commit, **told}
         path.write_text(json.dumps(told, indent=1) + "\n")
         self._console.print(told)
         for line in wrong:

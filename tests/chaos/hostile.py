@@ -20,6 +20,7 @@ from chasqui._core.envelope import encode_envelope
 from chasqui.keys import ENVELOPE, NAME, Keys
 from chasqui.payload import encode
 from tests.chaos.conduct import HANG_S
+from tests.chaos.figure import commit
 from tests.servers import KINDS, Server
 
 RESULTS = Path(__file__).parent / "results" / "hostile.json"
@@ -105,7 +106,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # of each entry that is buried there is one
-    told = asyncio.run(measure(arguments.server, arguments.count, arguments.seed))
+    made_at = {"commit": commit()}
+    told = made_at | asyncio.run(measure(arguments.server, arguments.count, arguments.seed))
     Console().print(told)
     arguments.json.write_text(json.dumps(told, indent=1) + "\n")
     is_well = told["done"] == told["runs"] == told["buried"] == arguments.count

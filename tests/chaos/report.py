@@ -69,8 +69,9 @@ def kinds() -> str:
 def commands() -> str:
     """What repeats each run."""
     prefixes = ("chaos-", "peer-", "figure-")
-    lines = [told["command"] for prefix in prefixes for told in _runs(prefix)]
-    lines += [_result(word)["command"] for word in WORDS if (RESULTS / f"{word}.json").exists()]
+    runs = [told for prefix in prefixes for told in _runs(prefix)]
+    runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
+    lines = [_command(told) for told in runs]
     fuzzed = (_read(RESULTS / "fuzz.json") or {}).values()
     lines += dict.fromkeys(one["command"].partition(" --only")[0] for one in fuzzed)
     return "\n" + "\n".join(f"    {line}" for line in lines) + "\n\n"
@@ -338,6 +339,12 @@ def _result(word: str) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def _command(told: dict[str, Any]) -> str:
+    """What repeats a run, and the commit that it was made at if that is known."""
+    command: str = told["command"]
+    return f"{command}  # at {told['commit']}" if told.get("commit") else command
 
 
 def _verdict(told: dict[str, Any]) -> list[str]:

@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.chaos import report
+from tests.chaos.figure import commit
 
 RUN = {
     "subject": "chasqui", "title": "chasqui", "settings": "as it comes", "server": "redis-8.6",
@@ -57,6 +59,33 @@ def test_a_queue_that_could_not_be_set_up_is_told(results: Path) -> None:
     ours, theirs = [row for row in report.peers().splitlines() if row.startswith("| ")][2:4]
     assert ours.startswith("| chasqui 1.0 | 990 | 10 | 0 | 0 | 12 | 3 | 2 | none |")
     assert theirs.startswith("| arq | not measured: no index |")
+
+
+def test_a_run_tells_its_commit_where_it_is_known(results: Path) -> None:
+    (results / "chaos-a.json").write_text(json.dumps(RUN))
+    assert report.commands() == "\n    python -m tests.chaos --seed 7\n\n"
+    (results / "chaos-a.json").write_text(json.dumps(RUN | {"commit": "0123abc+"}))
+    assert report.commands() == "\n    python -m tests.chaos --seed 7  # at 0123abc+\n\n"
+
+
+def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "docs").mkdir()
+    for name in ("code", "docs/page"):
+        (tmp_path / name).write_text("1")
+    assert commit(tmp_path) == ""
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    (tmp_path / "docs/page").write_text("2")
+    assert commit(tmp_path) == clean
+    (tmp_path / "code").write_text("2")
+    assert commit(tmp_path) == f"{clean}+"
 
 
 def test_faults_are_shown_by_server(results: Path) -> None:
