@@ -12,11 +12,14 @@ import redis
 from rich.console import Console
 
 from chasqui import Job, Worker
+from tests.chaos.figure import commit
 from tests.servers import KINDS, Server
 
 RESULTS = Path(__file__).parent / "results" / "idle.json"
 #: Not measured: what their start costs, and the first pauses, which grow.
 SETTLE_S = 15.0
+#: What all of them may cost, of a core; and what each worker may send.
+CPU_PERCENT, COMMANDS_PER_S = 1.0, 2.0
 
 
 async def measure(kind: str, queues: int, seconds: float) -> dict[str, Any]:
@@ -44,6 +47,12 @@ async def measure(kind: str, queues: int, seconds: float) -> dict[str, Any]:
     }
 
 
+def wrong(told: dict[str, Any]) -> list[str]:
+    """What costs more than it may, in words."""
+    may = {"cpu_percent": CPU_PERCENT, "commands_per_s_and_worker": COMMANDS_PER_S}
+    return [f"{told[what]} {what}, not {most:g}" for what, most in may.items() if told[what] > most]
+
+
 def _calls(client: redis.Redis) -> int:
     """The commands that the server counts, those inside scripts included."""
     stats = client.info("commandstats")
@@ -57,12 +66,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--json", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    told = asyncio.run(measure(arguments.server, arguments.queues, arguments.seconds))
-    Console().print(told)
+    made_at = {"commit": commit()}
+    told = made_at | asyncio.run(measure(arguments.server, arguments.queues, arguments.seconds))
+    console = Console()
+    console.print(told)
     known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     known[arguments.server] = told
     arguments.json.write_text(json.dumps(known, indent=1) + "\n")
-    return 0
+    for line in (found := wrong(told)):
+        console.print(f"[red]✗ {line}[/]", soft_wrap=True)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -43,6 +43,13 @@ def test_idle_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told["commands_per_s_and_worker"] > 0
 
 
+def test_idle_workers_that_cost_too_much_are_seen() -> None:
+    told = {"cpu_percent": 1.0, "commands_per_s_and_worker": 2.0}
+    assert idle.wrong(told) == []
+    assert idle.wrong(told | {"cpu_percent": 1.01}) == ["1.01 cpu_percent, not 1"]
+    assert len(idle.wrong({"cpu_percent": 3.0, "commands_per_s_and_worker": 2.1})) == 2
+
+
 def test_long_handlers_run_once() -> None:
     told = leases.measure("redis-8.6", 12, leases.SPARE + 3, seed=1)
     assert leases.wrong(told) == []
