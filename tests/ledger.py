@@ -147,7 +147,7 @@ def _overlapping(facts: list[Fact]) -> set[int]:
             if running.get(fact.n, fact.who) != fact.who:
                 found.add(fact.n)
             running[fact.n] = fact.who
-        elif fact.kind in ("end", "fail") and running.get(fact.n) == fact.who:
+        elif fact.kind in ("end", "fail", "bury") and running.get(fact.n) == fact.who:
             del running[fact.n]
         elif fact.kind == "dead":
             running = {n: who for n, who in running.items() if who != fact.who}

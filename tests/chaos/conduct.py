@@ -14,6 +14,7 @@ from tests.chaos.judge import Result, Tally, judge
 from tests.chaos.scene import DEATH, Kind, Record, Scene, Skipped
 from tests.chaos.schedule import Strike, redraw
 from tests.chaos.stage import Member, Stage
+from tests.chaos.stale import Stale, look
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Conductor:
         self._records: list[Record] = []
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
+        self._stale: list[Stale] = []
+        self._looked_s = 0.0
         self._next = 0
         self._last_count = 0
         self._last_s = time.monotonic()
@@ -99,7 +102,7 @@ class Conductor:
         self._tally.read()
         return judge(
             stage, self._tally, self._records, before or after, after, seconds=seconds,
-            hang=hang, exit_codes=codes, lives=lives,
+            hang=hang, exit_codes=codes, lives=lives, stale=self._stale,
         )  # fmt: skip
 
     def _step(self, passed_s: float, per_s: float) -> None:
@@ -117,7 +120,15 @@ class Conductor:
             self._strike(self._schedule[self._next])
             self._next += 1
         self._revive()
+        self._look()
         self._report(tally, self._next, ", ".join(self._names()))
+
+    def _look(self) -> None:
+        """See what is left alone, once a lease, while no fault keeps the server from answering."""
+        is_due = time.monotonic() - self._looked_s > self._stage.lease_s
+        if is_due and self._stage.subject.is_ours and not self._active():
+            self._stale += look(self._stage)
+            self._looked_s = time.monotonic()
 
     def _is_over(self) -> bool:
         """Whether all jobs were tried and all faults struck, or nothing goes on."""
@@ -136,6 +147,7 @@ class Conductor:
             time.sleep(TICK_S)
             self._tally.read()
             self._revive()
+            self._look()
             self._report(self._tally, self._next, "settling")
             if self._is_at_rest():
                 return False

@@ -12,6 +12,8 @@ import redis
 from tests.chaos.jobs import plan_of
 from tests.chaos.scene import DEATH, Record
 from tests.chaos.stage import QUEUE, Stage
+from tests.chaos.stale import Stale
+from tests.chaos.stale import stuck as stuck_meanwhile
 from tests.facts import Fact, Ledger
 from tests.ledger import Audit, Census, audit
 
@@ -80,8 +82,10 @@ class Result:
     extra_runs: int = 0
     #: The most that the faults allow; None where that cannot be known.
     extra_bound: int | None = None
-    #: Extra runs of jobs whose worker no fault had struck: there is no reason for one.
+    #: Extra runs of jobs whose worker no fault had struck: there is no reason for one, be it after
+    #: the other or at the same time.
     uncaused: int = 0
+    #: Ran in two places at once; who is cut off or stopped cannot know that others took over.
     overlapping: int = 0
     completed: int = 0
     dead: int = 0
@@ -111,16 +115,19 @@ class Result:
 
 def judge(
     stage: Stage, tally: Tally, records: list[Record], before: Any, after: Any, *, seconds: float,
-    hang: bool, exit_codes: list[int | None], lives: int,
+    hang: bool, exit_codes: list[int | None], lives: int, stale: list[Stale],
 ) -> Result:  # fmt: skip
-    """The verdict. `hang`: the queue never came to rest; `lives`: workers that were there then."""
+    """The verdict. `hang`: the queue never came to rest; `lives`: workers that were there then;
+    `stale`: what was seen left alone on the way."""
     facts = sorted(tally.facts, key=lambda fact: fact.at_s)
     outcomes = tally.by_outcome
     unknown = outcomes["try"] - outcomes["ok"] - outcomes["refused"]
     found, places = _audit(stage, tally, facts, unknown)
-    stuck = found.stuck | places if hang else found.stuck
+    stuck = (
+        found.stuck | (places if hang else set()) | stuck_meanwhile(stale, records, stage.lease_s)
+    )
     struck = [r for r in records if not r.was_skipped and r.kind != DEATH]
-    uncaused = _uncaused(facts, records, stage.lease_s) if stage.subject.is_ours else []
+    no_cause = uncaused(facts, records, stage.lease_s) if stage.subject.is_ours else []
     result = Result(
         jobs=len(outcomes["try"]),
         confirmed=len(outcomes["ok"]),
@@ -134,7 +141,7 @@ def judge(
         buried_wrongly=len(_buried_wrongly(stage)),
         extra_runs=found.extra_runs,
         extra_bound=sum(r.may_repeat for r in records) if stage.subject.is_ours else None,
-        uncaused=len(uncaused),
+        uncaused=len(no_cause),
         overlapping=len(found.overlapping),
         completed=len(tally.completed),
         dead=len(tally.buried),
@@ -152,7 +159,7 @@ def judge(
         "unexpected": found.unexpected,
         "stuck": stuck,
         "doubled": found.doubled | found.contradictory,
-        "uncaused": uncaused,
+        "uncaused": no_cause,
     }
     for name, numbers in doubtful.items():
         if numbers:
@@ -232,7 +239,7 @@ def _not_done(client: redis.Redis, stream: bytes) -> list[Any]:
     return [(entry_id, fields) for entry_id, fields in entries if entry_id in left]
 
 
-def _uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[int]:
+def uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[int]:
     """Jobs that ran again although their run had not failed and nothing had struck its worker."""
     found = []
     running: dict[int, Fact] = {}

@@ -1,0 +1,83 @@
+"""The judge, on books that are made up: what has no cause is seen, and what has one is let pass."""
+
+import pytest
+
+from chasqui import sync
+from chasqui.keys import DEFAULT_GROUP
+from tests.chaos import stale
+from tests.chaos.judge import Result, uncaused
+from tests.chaos.scene import Record
+from tests.chaos.stage import QUEUE, Stage
+from tests.chaos.stale import Stale
+from tests.chaos.subjects import SUBJECTS
+from tests.facts import Fact
+
+LEASE_S = 3.0
+#: Job 7 in the hands of two at once, and job 8 in those of one after the other.
+BOOKS = [
+    Fact("start", 7, "a", 10.0),
+    Fact("start", 8, "a", 10.0),
+    Fact("end", 8, "a", 10.5),
+    Fact("start", 7, "b", 14.0),
+    Fact("end", 7, "a", 14.5),
+    Fact("start", 8, "b", 15.0),
+    Fact("end", 7, "b", 15.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        (None, [7, 8]),
+        (Record("another was stopped", 10.5, 14.2, struck={"b", "c"}), [7, 8]),
+        (Record("it was stopped long before", 1.0, 3.9, struck={"a"}), [7, 8]),
+        (Record("it was stopped after the first", 14.1, 18.0, struck={"a"}), [7]),
+        (Record("it was stopped", 10.2, 14.2, struck={"a"}), []),
+    ],
+)
+def test_a_second_run_needs_a_fault_that_struck_the_first(
+    record: Record | None, found: list[int]
+) -> None:
+    assert uncaused(BOOKS, [record] if record else [], LEASE_S) == found
+
+
+def test_two_runs_at_once_without_a_cause_are_a_violation() -> None:
+    assert Result(overlapping=1).violations == []
+    assert Result(overlapping=1, uncaused=1).violations == ["uncaused: 1"]
+
+
+@pytest.mark.parametrize(
+    ("records", "is_stuck"),
+    [
+        ([], True),
+        ([Record("short", 80.0, 81.0), Record("at once", 80.5, 80.7)], True),
+        ([Record("before", 1.0, 40.0)], True),
+        ([Record("all the time", 40.0, 91.0)], False),
+        ([Record("one", 84.0, 86.0), Record("another", 85.5, 87.0)], False),
+    ],
+)
+def test_what_is_left_alone_with_no_fault_at_work_is_stuck(
+    records: list[Record], is_stuck: bool
+) -> None:
+    idle_s = (stale.LEASES + stale.CALM_LEASES) * LEASE_S + 2
+    found = stale.stuck([Stale(7, 90.0, idle_s)], records, LEASE_S)
+    assert found == ({7} if is_stuck else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["redis-8.6", "redis-6.2", "valkey-9"])
+def test_what_nobody_renews_is_seen(server: str) -> None:
+    sizes = {"jobs": 3, "workers": 1, "producers": 1, "lease_ms": 1_000}
+    with Stage(SUBJECTS["chasqui"], server, **sizes) as stage:
+        assert stale.look(stage) == []
+        with sync.Queue(QUEUE, redis_url=stage.server.url) as queue:
+            queue.add_bulk([{"name": "work", "data": {"n": n}} for n in range(3)])
+        stream, limit_ms = stage.keys.stream, (stale.LEASES + stale.CALM_LEASES) * 1000
+        stage.client.xgroup_create(stream, DEFAULT_GROUP, "0")
+        ((_, entries),) = stage.client.xreadgroup(DEFAULT_GROUP, "w", {stream: ">"}, count=2)
+        stage.client.xclaim(
+            stream, DEFAULT_GROUP, "w", 0, [entries[1][0]], idle=limit_ms + 500, justid=True
+        )
+        (found,) = stale.look(stage)
+        assert found.n == 1
+        assert found.idle_s > limit_ms / 1000
