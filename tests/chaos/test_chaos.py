@@ -28,6 +28,17 @@ def test_nothing_is_lost(server: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_nothing_is_lost_of_many() -> None:
+    """As large as in CI; it takes about a minute."""
+    result = run(SUBJECTS["chasqui"], "redis-8.6", jobs=100_000, faults=30, seed=SEED)
+    print(result)
+    assert result.violations == []
+    assert sum(result.faults.values()) == 30
+    assert result.confirmed + result.refused + result.unknown == result.jobs == 100_000
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_worker_that_acknowledges_first_loses_jobs() -> None:
     result = run(
