@@ -412,7 +412,7 @@ class _Exchange:
         provider = self._connection._credential_provider
         if provider is None:
             return endpoint
-        return endpoint.with_credentials(*_ask_provider(provider, endpoint.host))
+        return endpoint.with_credentials(_ask_provider(provider, endpoint.host))
 
 
 def _settle(request: Request, outcome: Any) -> None:

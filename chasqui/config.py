@@ -100,8 +100,20 @@ class Endpoint:
         """The same way in, at one particular node."""
         return replace(self, kind="single", hosts=((host, port),), service=None)
 
-    def with_credentials(self, username: str | None, password: str | None) -> "Endpoint":
-        """The same place, entered as somebody."""
+    def with_credentials(self, given: object) -> "Endpoint":
+        """The same place, entered as whom a credential_provider has named."""
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise TypeError(
+                "credential_provider must give a pair, (username, password), "
+                f"got {type(given).__name__}"
+            )
+        for one in given:
+            if one is not None and not isinstance(one, str):
+                raise TypeError(
+                    "credential_provider must give a username and a password that are str or None, "
+                    f"got {type(one).__name__}"
+                )
+        username, password = given
         secret = None if password is None else Secret(password)
         return replace(self, username=username, password=secret)
 

@@ -71,5 +71,5 @@ class Dialler:
         if endpoint.kind == "single":
             return endpoint
         if self._credential_provider is not None:
-            endpoint = endpoint.with_credentials(*await self._credential_provider(endpoint.host))
+            endpoint = endpoint.with_credentials(await self._credential_provider(endpoint.host))
         return await asyncio.to_thread(self._directory.locate, endpoint, self._key)

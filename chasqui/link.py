@@ -121,7 +121,7 @@ async def open_link(
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if provider is not None:
-                endpoint = endpoint.with_credentials(*await provider(endpoint.host))
+                endpoint = endpoint.with_credentials(await provider(endpoint.host))
             if endpoint.path is not None:
                 await loop.create_unix_connection(lambda: link, endpoint.path)
             else:

@@ -78,7 +78,10 @@ def handshake(
     `probe_stream` is where a reader would read; with it the CLAIM form is tried, on a group that
     does not exist, so that nothing is delivered.
     """
-    secret = () if password is None else (username or "default", password.reveal())
+    secret: tuple[str, ...] = ()
+    if username or password is not None:
+        # A user may have no password: without AUTH he would be somebody else, `default`.
+        secret = (username or "default", password.reveal() if password is not None else "")
     hello: tuple[Any, ...] = ("HELLO", 3, *(("AUTH", *secret) if secret else ()))
     (answer,) = yield [(*hello, "SETNAME", client_name)]
     calls: list[tuple[Any, ...]] = []

@@ -82,8 +82,9 @@ def _ask_cluster(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
     from redis.cluster import ClusterNode, RedisCluster
 
     options = _options(endpoint)
-    if endpoint.password is not None:
-        options |= {"username": endpoint.username, "password": endpoint.password.reveal()}
+    if endpoint.username or endpoint.password is not None:
+        password = "" if endpoint.password is None else endpoint.password.reveal()
+        options |= {"username": endpoint.username, "password": password}
     nodes = [ClusterNode(*place) for place in endpoint.hosts]  # type: ignore[no-untyped-call]
     # A slot that nobody serves is no concern of a queue in another one.
     cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)

@@ -329,6 +329,26 @@ def test_credentials_come_from_a_function_of_either_kind(
     asyncio.run(inside_a_loop())
 
 
+def test_a_user_without_a_password_is_not_taken_for_another(
+    server: Server, connect_blocking: Connect, queue_name: str
+) -> None:
+    rights = ("on", "nopass", "~*", "+@all")
+    admin = connect_blocking(server.url)
+    admin.execute("ACL", "SETUSER", queue_name, *rights, effect=Effect.IDEMPOTENT)
+    for connection in (
+        connect_blocking(server.url.replace("//", f"//{queue_name}@")),
+        connect_blocking(server.url, credential_provider=lambda host: (queue_name, None)),
+    ):
+        assert connection.execute("ACL", "WHOAMI", effect=Effect.READ) == queue_name.encode()
+
+
+def test_a_credential_provider_that_gives_no_pair_is_told(
+    server: Server, connect_blocking: Connect
+) -> None:
+    with pytest.raises(TypeError, match="credential_provider must give a pair"):
+        connect_blocking(server.url, credential_provider=lambda host: None).call(echo("x"))
+
+
 # ── The server's own answers ────────────────────────────────────────────────────────────────────
 
 

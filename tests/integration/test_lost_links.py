@@ -329,6 +329,26 @@ async def test_all_ways_to_authenticate(
     assert asked == ["127.0.0.1"] * 2
 
 
+async def test_a_user_without_a_password_is_not_taken_for_another(
+    server: Server, connect: Connect, queue_name: str
+) -> None:
+    rights = ("on", "nopass", "~*", "+@all")
+    admin = connect(server.url)
+    await admin.execute("ACL", "SETUSER", queue_name, *rights, effect=Effect.IDEMPOTENT)
+
+    async def provide(host: str | None) -> tuple[str | None, str | None]:
+        return queue_name, None
+
+    for connection in (
+        connect(server.url.replace("//", f"//{queue_name}@")),
+        connect(server.url.replace("//", f"//{queue_name}:@")),
+        connect(server.url, credential_provider=provide),
+    ):
+        assert await connection.execute("ACL", "WHOAMI", effect=Effect.READ) == queue_name.encode()
+    with pytest.raises(AuthenticationError):
+        await connect(server.url.replace("//", "//nobody@")).submit(echo("x"))
+
+
 async def test_a_server_without_hello_is_greeted_the_old_way(
     private_server: Callable[..., Server],
     connect: Connect,
@@ -361,4 +381,15 @@ async def test_what_a_credential_provider_raises_is_raised(
         raise LookupError("no vault")
 
     with pytest.raises(LookupError, match="no vault"):
+        await connect(server.url, credential_provider=provide).submit(echo("x"))
+
+
+@pytest.mark.parametrize("given", [None, "ab", ("ada",), ("ada", "pw", "x"), ("ada", b"pw")])
+async def test_a_credential_provider_that_gives_no_pair_is_told(
+    server: Server, connect: Connect, given: Any
+) -> None:
+    async def provide(host: str | None) -> Any:
+        return given
+
+    with pytest.raises(TypeError, match="credential_provider must give"):
         await connect(server.url, credential_provider=provide).submit(echo("x"))
