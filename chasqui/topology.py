@@ -4,13 +4,15 @@ Blocking, and rarely asked: the asyncio side calls it in a thread. redis-py is i
 since loading it takes as long as all the rest of us together.
 """
 
+import random
+import ssl
 import threading
 from pathlib import Path
 from typing import Any
 
 from chasqui import embedded
 from chasqui.config import Endpoint
-from chasqui.errors import UnreachableError
+from chasqui.errors import AuthenticationError, UnreachableError
 
 #: How long one node may take to answer where another is.
 _LOOKUP_TIMEOUT_S = 2.0
@@ -25,7 +27,8 @@ class Directory:
         self._server: embedded.EmbeddedServer | None = None
 
     def locate(self, endpoint: Endpoint, key: bytes) -> Endpoint:
-        """The single server that has `key` now. Raises UnreachableError, EmbeddedServerError."""
+        """The single server that has `key` now. Raises UnreachableError, AuthenticationError,
+        EmbeddedServerError."""
         if endpoint.kind in ("sentinel", "cluster"):
             return endpoint.at(*_ask(endpoint, key))
         if endpoint.kind == "embedded":
@@ -49,52 +52,57 @@ class Directory:
 
 
 def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
-    from redis.exceptions import RedisClusterException, RedisError
-    from redis.sentinel import MasterNotFoundError
+    """The primary that the first node names which knows it; in any order, for one may be stale."""
+    from redis import Redis
+    from redis.exceptions import AuthenticationError as WrongPasswordError
+    from redis.exceptions import NoPermissionError, RedisError
 
-    try:
-        if endpoint.kind == "sentinel":
-            return _ask_sentinels(endpoint)
-        return _ask_cluster(endpoint, key)
-    except MasterNotFoundError:
-        # Its own message is a list of redis-py's objects.
+    refusal: Exception | None = None
+    failure = ""
+    has_answered = False
+    for host, port in random.sample(endpoint.hosts, len(endpoint.hosts)):
+        node = Redis(host=host, port=port, **_options(endpoint))
+        try:
+            if endpoint.kind == "sentinel":
+                found = _ask_sentinel(node, endpoint.service)
+            else:
+                found = _ask_node(node, host, key)
+        except (WrongPasswordError, NoPermissionError) as error:
+            refusal = error
+        except (RedisError, OSError) as error:
+            failure = f": {error}"
+        else:
+            has_answered = True
+            if found is not None:
+                return found
+        finally:
+            node.close()
+    if refusal is not None and not has_answered:
+        raise AuthenticationError(f"{endpoint} refused the credentials: {refusal}")
+    told = "no node owns the queue's slot"
+    if endpoint.kind == "sentinel":
         told = "no sentinel answered that knows one"
-        raise UnreachableError(f"no primary found through {endpoint}: {told}") from None
-    except (RedisError, RedisClusterException, OSError) as error:
-        raise UnreachableError(f"no primary found through {endpoint}: {error}") from None
+    elif not has_answered:
+        told = "no node answered"
+    raise UnreachableError(f"no primary found through {endpoint}: {told}{failure}")
 
 
-def _ask_sentinels(endpoint: Endpoint) -> tuple[str, int]:
-    from redis.sentinel import Sentinel
-
-    assert endpoint.service is not None
-    # The credentials are for the servers that the sentinels watch, not for themselves.
-    sentinels = Sentinel(endpoint.hosts, sentinel_kwargs=_options(endpoint))  # type: ignore[no-untyped-call]
-    try:
-        host, port = sentinels.discover_master(endpoint.service)  # type: ignore[no-untyped-call]
-    finally:
-        for sentinel in sentinels.sentinels:
-            sentinel.close()
-    return str(host), int(port)
+def _ask_sentinel(sentinel: Any, service: str | None) -> tuple[str, int] | None:
+    state = sentinel.sentinel_masters().get(service)
+    if not state or not state["is_master"] or state["is_sdown"] or state["is_odown"]:
+        return None
+    return str(state["ip"]), int(state["port"])
 
 
-def _ask_cluster(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
-    from redis.cluster import ClusterNode, RedisCluster
+def _ask_node(node: Any, host: str, key: bytes) -> tuple[str, int] | None:
+    from redis.crc import key_slot
 
-    options = _options(endpoint)
-    if endpoint.username or endpoint.password is not None:
-        password = "" if endpoint.password is None else endpoint.password.reveal()
-        options |= {"username": endpoint.username, "password": password}
-    nodes = [ClusterNode(*place) for place in endpoint.hosts]  # type: ignore[no-untyped-call]
-    # A slot that nobody serves is no concern of a queue in another one.
-    cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
-    try:
-        node: Any = cluster.get_node_from_key(key.decode())  # type: ignore[no-untyped-call]
-    finally:
-        cluster.close()
-    if node is None:
-        raise UnreachableError(f"no node of {endpoint} owns the queue's slot")
-    return str(node.host), int(node.port)
+    slot = key_slot(key)
+    for first, last, (owner, port, *_), *_ in node.execute_command("CLUSTER SLOTS"):
+        if first <= slot <= last:
+            # One that does not know its own name is where it was asked.
+            return (owner.decode() if owner else host), int(port)
+    return None
 
 
 def _options(endpoint: Endpoint) -> dict[str, Any]:
@@ -106,7 +114,15 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),  # a dead node is skipped, and we ask again ourselves
     }
-    return options | {"ssl": True, **endpoint.tls_files} if endpoint.tls else options
+    # The credentials are for the servers that the sentinels watch, not for themselves.
+    if endpoint.kind == "cluster" and (endpoint.username or endpoint.password is not None):
+        password = "" if endpoint.password is None else endpoint.password.reveal()
+        options |= {"username": endpoint.username, "password": password}
+    if endpoint.tls:
+        # Said, for redis-py's defaults were not always as strict.
+        strict = {"ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
+        options |= {"ssl": True, "ssl_cert_reqs": "required", **strict, **endpoint.tls_files}
+    return options
 
 
 _temporary_lock = threading.Lock()

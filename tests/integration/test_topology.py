@@ -2,17 +2,22 @@
 
 import asyncio
 import hashlib
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
+from chasqui.config import Endpoint
 from chasqui.connection import Connection
-from chasqui.errors import UnreachableError
+from chasqui.errors import AuthenticationError, UnreachableError
 from chasqui.request import Effect, Request, Script
+from chasqui.topology import Directory
+from tests import tls
 from tests.servers import KINDS, Server
 from tests.servers.groups import Cluster, Watched, ask
 
@@ -20,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 Connect = Callable[..., Connection]
 ConnectBlocking = Callable[..., BlockingConnection]
+
+CANARY = "Kanari-5f70"
 
 #: Sentinels that stand against each other try again after a while.
 ELECTION_S = 90.0
@@ -164,6 +171,57 @@ def test_the_blocking_connection_follows_a_slot(
     assert connection.execute("INCR", fresh, effect=Effect.ONCE) == 3
 
 
+def set_user(cluster: Cluster, user: str, *rules: str) -> None:
+    """Make or change a user on every node; those who are in as him are put out."""
+    for member in cluster.members:
+        assert ask(member.port, f"ACL SETUSER {user} {' '.join(rules)}").startswith("+OK")
+        ask(member.port, f"CLIENT KILL USER {user}")
+
+
+@pytest.mark.fault(37)
+async def test_a_wrong_password_is_final_and_never_shown(
+    cluster: Cluster,
+    connect: Connect,
+    connect_blocking: ConnectBlocking,
+    queue_name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    name, key = keys(queue_name)
+    url = cluster.url.replace("//", f"//{queue_name}:{CANARY}@")
+    set_user(cluster, queue_name, "on", f">{CANARY}", "~*", "+@all")
+    connection, blocking = connect(url, key=key), connect_blocking(url, key=key)
+    assert await connection.execute("INCR", name, effect=Effect.ONCE) == 1
+    assert blocking.execute("INCR", name, effect=Effect.ONCE) == 2
+    set_user(cluster, queue_name, "resetpass", ">another")
+    told = []
+    for late in (connection, connect(url, key=key)):
+        with pytest.raises(AuthenticationError, match="refused the credentials") as refused:
+            await late.execute("GET", name, effect=Effect.READ)
+        told.append(repr(refused.value))
+    for one in (blocking, connect_blocking(url, key=key)):
+        with pytest.raises(AuthenticationError, match="refused the credentials") as refused:
+            one.execute("GET", name, effect=Effect.READ)
+        told.append(repr(refused.value))
+    assert CANARY not in f"{told}{caplog.text}"
+
+
+async def test_a_user_of_the_cluster_needs_no_password_but_his_rights(
+    cluster: Cluster, connect: Connect, queue_name: str
+) -> None:
+    _, key = keys(queue_name)
+    url = cluster.url.replace("//", f"//{queue_name}@")
+    rights = "on nopass ~* -@all +ping +client|setname +client|setinfo +command|info +acl|whoami"
+    if cluster.members[0].name == "redis-6.2":
+        rights = rights.replace(" +client|setinfo", "")  # not known there, and not missed
+    set_user(cluster, queue_name, rights)
+    with pytest.raises(AuthenticationError, match="refused the credentials"):
+        await connect(url, key=key).execute("ACL", "WHOAMI", effect=Effect.READ)
+    set_user(cluster, queue_name, "+cluster|slots")
+    answer = await connect(url, key=key).execute("ACL", "WHOAMI", effect=Effect.READ)
+    assert answer == queue_name.encode()
+
+
 # ── Sentinel ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -217,3 +275,37 @@ def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlo
 async def test_no_sentinel_at_all_is_told(connect: Connect) -> None:
     with pytest.raises(UnreachableError, match="no sentinel answered that knows one"):
         await connect("redis+sentinel://127.0.0.1:1/mymaster").execute("PING", effect=Effect.READ)
+
+
+# ── TLS ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def locate_by_tls(url: str, port: int, queue_name: str, folder: Path, name: str) -> int:
+    """The port of the server that a node names which has a certificate for `name`."""
+    authority = tls.make_authority(folder, "authority")
+    with tls.TlsRelay(port, tls.make_certificate(folder, authority, name)) as relay:
+        where = url.format(f"127.0.0.1:{relay.port}")
+        endpoint = Endpoint.parse(f"{where}?ssl_ca_certs={authority}", tls=True)
+        return Directory(endpoint).locate(endpoint, keys(queue_name)[1]).hosts[0][1]
+
+
+@pytest.mark.fault(38)
+def test_a_node_is_asked_only_if_its_certificate_has_its_name(
+    cluster: Cluster, queue_name: str, tmp_path: Path
+) -> None:
+    where = ("redis+cluster://{}", cluster.members[0].port, queue_name, tmp_path)
+    assert locate_by_tls(*where, "127.0.0.1") == cluster.owner(keys(queue_name)[0]).port
+    with pytest.raises(UnreachableError, match="certificate"):
+        locate_by_tls(*where, "elsewhere.example")
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentinel_is_asked_only_if_its_certificate_has_its_name(
+    kind: str, queue_name: str, tmp_path: Path
+) -> None:
+    with Watched(kind, replicas=0, sentinels=1) as group:
+        where = ("redis+sentinel://{}/mymaster", group.members[-1].port, queue_name, tmp_path)
+        assert locate_by_tls(*where, "127.0.0.1") == group.primary.port
+        with pytest.raises(UnreachableError, match="certificate"):
+            locate_by_tls(*where, "elsewhere.example")
