@@ -27,6 +27,7 @@ def check_credential_provider(provider: object) -> None:
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "embedded")
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 
 
 class Secret:
@@ -52,7 +53,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the server is and how to get in. `repr` and `str` never hold the password."""
+    """Where the server is and how to get in. `repr` and `str` never hold a password."""
 
     kind: str  # single, sentinel, cluster, embedded
     hosts: tuple[tuple[str, int], ...] = ()
@@ -63,6 +64,8 @@ class Endpoint:
     service: str | None = None  # what Sentinel calls the primary
     tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     tls_files: dict[str, str] = field(default_factory=dict, compare=False)
+    sentinel_username: str | None = None  # who we are to the sentinels themselves
+    sentinel_password: Secret | None = field(default=None, repr=False)
 
     @classmethod
     def parse(
@@ -98,7 +101,8 @@ class Endpoint:
 
     def at(self, host: str, port: int) -> "Endpoint":
         """The same way in, at one particular node."""
-        return replace(self, kind="single", hosts=((host, port),), service=None)
+        single = replace(self, kind="single", hosts=((host, port),), service=None)
+        return replace(single, sentinel_username=None, sentinel_password=None)
 
     def with_credentials(self, given: object) -> "Endpoint":
         """The same place, entered as whom a credential_provider has named."""
@@ -145,7 +149,9 @@ def _parse_network(
         raise ValueError(
             "redis_url has an @ behind its host: in a password / is %2F, ? is %3F and # is %23"
         )
-    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if parts.fragment and "sentinel_password=" in parts.query:
+        raise ValueError("redis_url has a # behind its host: in a password # is %23")
+    options = _options(parts.query)
     user, _, place = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
     wants_tls = scheme == "rediss" or tls or tls_context is not None
@@ -173,10 +179,15 @@ def _parse_network(
     db = _db(segments[0] if segments else options.pop("db", "0"))
     if kind == "cluster" and db:
         raise ValueError("redis_url names a database, and a cluster has only database 0")
+    login = {name: options.pop(name) for name in _SENTINEL_LOGIN if name in options}
+    if login and kind != "sentinel":
+        raise ValueError(f"redis_url has {next(iter(login))}: that is for redis+sentinel://")
     if unknown := [name for name in options if name not in _TLS_FILES]:
+        # Behind a password it may be the rest of it.
+        told = f": {unknown[0]!r}" if "sentinel_password" not in login else ", or a bare & in one"
         raise ValueError(
-            f"redis_url has an option that is not taken there: {unknown[0]!r}"
-            f" (allowed: db, {', '.join(_TLS_FILES)})"
+            f"redis_url has an option that is not taken there{told}"
+            f" (allowed: db, {', '.join((*_TLS_FILES, *_SENTINEL_LOGIN))})"
         )
     if options and not wants_tls:
         raise ValueError("redis_url names TLS files but is not rediss://")
@@ -193,7 +204,17 @@ def _parse_network(
         service,
         (tls_context or _tls_context(options)) if wants_tls else None,
         options,
+        login.get("sentinel_username"),
+        Secret(login["sentinel_password"]) if "sentinel_password" in login else None,
     )
+
+
+def _options(query: str) -> dict[str, str]:
+    """What is behind the ? of a URL. A + is a +, as in the rest of it; and what follows a password
+    is kept, name without value or not: it may be the rest of it behind a bare &."""
+    has_secret = "sentinel_password=" in query
+    given = parse_qs(query.replace("+", "%2B"), keep_blank_values=has_secret)
+    return {name: values[-1] for name, values in given.items()}
 
 
 def _split(url: str) -> SplitResult:

@@ -78,7 +78,10 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
         finally:
             node.close()
     if refusal is not None and not has_answered:
-        raise AuthenticationError(f"{endpoint} refused the credentials: {refusal}")
+        told = f"{endpoint} refused the credentials: {refusal}"
+        if endpoint.kind == "sentinel":
+            told += " (those for sentinels are sentinel_username and sentinel_password in the URL)"
+        raise AuthenticationError(told)
     told = "no node owns the queue's slot"
     if endpoint.kind == "sentinel":
         told = "no sentinel answered that knows one"
@@ -114,10 +117,12 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),  # a dead node is skipped, and we ask again ourselves
     }
-    # The credentials are for the servers that the sentinels watch, not for themselves.
-    if endpoint.kind == "cluster" and (endpoint.username or endpoint.password is not None):
-        password = "" if endpoint.password is None else endpoint.password.reveal()
-        options |= {"username": endpoint.username, "password": password}
+    username, password = endpoint.username, endpoint.password
+    if endpoint.kind == "sentinel":
+        # Those are for the servers that the sentinels watch, not for themselves.
+        username, password = endpoint.sentinel_username, endpoint.sentinel_password
+    if username or password is not None:
+        options |= {"username": username, "password": password.reveal() if password else ""}
     if endpoint.tls:
         # Said, for redis-py's defaults were not always as strict.
         strict = {"ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}

@@ -95,8 +95,9 @@ def offsets(value: str) -> str:
 
 
 def url(value: str) -> str | None:
-    Endpoint.parse(value)
-    if "@" in urlsplit(value).netloc:
+    endpoint = Endpoint.parse(value)
+    has_login = endpoint.sentinel_username or endpoint.sentinel_password
+    if has_login or "@" in urlsplit(value).netloc:
         raise ValueError(
             "must hold no user or password, for Spark writes options into plans and logs: put "
             "the URL into an environment variable and name that one with urlEnv"

@@ -277,6 +277,37 @@ async def test_no_sentinel_at_all_is_told(connect: Connect) -> None:
         await connect("redis+sentinel://127.0.0.1:1/mymaster").execute("PING", effect=Effect.READ)
 
 
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_sentinels_have_credentials_of_their_own(
+    kind: str,
+    connect: Connect,
+    connect_blocking: ConnectBlocking,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told = []
+    with Watched(kind, replicas=0, sentinels=1) as group:
+        sentinel, primary = group.members[-1].port, group.primary
+        ask(primary.port, "ACL SETUSER ada on >theirs ~* +@all")
+        ask(sentinel, f"ACL SETUSER eve on >{CANARY} -@all +sentinel|masters")
+        ask(sentinel, f"ACL SETUSER default resetpass >{CANARY}")  # what requirepass does
+        assert ask(sentinel, "PING").startswith("-NOAUTH")
+        url = group.url.replace("//", "//ada:theirs@")
+        for user in ("", "sentinel_username=eve&"):
+            right = f"{url}?{user}sentinel_password={CANARY}"
+            connection = connect(right)
+            assert await connection.execute("ACL", "WHOAMI", effect=Effect.READ) == b"ada"
+            whoami = connect_blocking(right).execute("ACL", "WHOAMI", effect=Effect.READ)
+            assert whoami == b"ada"
+            told += [repr(connection.endpoint), str(connection.endpoint)]
+        for wrong in ("", f"?sentinel_password={CANARY}-not", "?sentinel_username=nobody"):
+            with pytest.raises(AuthenticationError, match="sentinel_password in") as refused:
+                await connect(url + wrong).execute("PING", effect=Effect.READ)
+            told.append(repr(refused.value))
+    assert CANARY not in f"{told}{caplog.text}"
+
+
 # ── TLS ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -59,9 +59,12 @@ def test_keys_come_in_any_case_and_under_their_other_names():
     assert Options.parse({"queue": "q", "checkpointLocation": "/x"}, "w").queue == ("q",)
 
 
-def test_a_password_is_refused_in_url_and_never_told():
+@pytest.mark.parametrize(
+    "url", ["redis://:canary@host", "redis+sentinel://host?sentinel_password=canary"]
+)
+def test_a_password_is_refused_in_url_and_never_told(url: str):
     with pytest.raises(OptionError, match="urlEnv") as raised:
-        Options.parse({"queue": "q", "url": "redis://:canary@host"}, "r")
+        Options.parse({"queue": "q", "url": url}, "r")
     assert "canary" not in str(raised.value)
 
 

@@ -52,9 +52,27 @@ def test_one_database_at_most() -> None:
         "redis://:#secret@h",
         "redis://:[secret@h",
         "embedded://:[secret@[::1]/dir",
+        "redis+sentinel://h?sentinel_password=a&secret",  # a & that should be %26
+        "redis+sentinel://h?sentinel_password=a&secret=1",
+        "redis+sentinel://h?sentinel_password=a#secret",
+        "redis+sentinel://h?sentinel_password=a@secret",
+        "redis://h?sentinel_password=secret",
+        "redis+cluster://h?sentinel_username=ada&sentinel_password=secret",
     ],
 )
 def test_what_may_be_part_of_a_password_is_not_quoted(url: str) -> None:
     with pytest.raises(ValueError, match="redis_url") as caught:
         Endpoint.parse(url)
     assert "secret" not in str(caught.value)
+
+
+def test_credentials_for_the_sentinels_themselves() -> None:
+    login = "sentinel_username=ada&sentinel_password=%26secret+%2B"
+    endpoint = Endpoint.parse(f"redis+sentinel://eve:other@h:1,i:2/name/3?{login}")
+    assert endpoint.sentinel_password is not None
+    assert endpoint.sentinel_password.reveal() == "&secret++"
+    assert (endpoint.sentinel_username, endpoint.username, endpoint.db) == ("ada", "eve", 3)
+    assert "secret" not in f"{endpoint} {endpoint!r}"
+    found = endpoint.at("h", 1)  # which is none of them
+    assert (found.sentinel_username, found.sentinel_password) == (None, None)
+    assert (found.username, found.password) == (endpoint.username, endpoint.password)
