@@ -19,15 +19,12 @@ logger = logging.getLogger(__name__)
 
 Version: TypeAlias = tuple[int, int, int]
 
-#: Below these a server has a hole that concerns us: a Lua sandbox escape, a crash or corruption by
-#: commands of ours, a use after free that hits blocked readers.
-_SAFE_FROM: dict[tuple[int, int], Version] = {
-    (6, 2): (6, 2, 20),
-    (7, 0): (7, 2, 11),
-    (7, 2): (7, 2, 11),
-    (7, 4): (7, 4, 6),
-    (8, 2): (8, 2, 3),
-    (8, 6): (8, 6, 3),
+#: By release line, the first without a hole that concerns us and that we know of: the escape from
+#: Lua's sandbox (CVE-2025-49844), the overflow in XACKDEL (CVE-2025-62507), the use after free that
+#: hits blocked readers (CVE-2026-23479). A line that is not here is as unsafe as the next one.
+_SAFE_FROM: dict[str, tuple[Version, ...]] = {
+    "redis": ((6, 2, 20), (7, 2, 14), (7, 4, 9), (8, 0, 4), (8, 2, 6), (8, 4, 3), (8, 6, 3)),
+    "valkey": ((7, 2, 11), (8, 0, 6), (8, 1, 7), (9, 0, 4)),
 }
 _warned: set[tuple[str, Version]] = set()
 _warned_of_disk: set[tuple[str, Version]] = set()
@@ -48,8 +45,9 @@ class ServerProfile:
     @property
     def advice(self) -> str:
         """What to do about a version with known holes; empty if none is known."""
-        safe = _SAFE_FROM.get(self.version[:2])
-        if self.name != "redis" or safe is None or self.version >= safe:
+        lines = _SAFE_FROM.get(self.name, ())
+        safe = next((safe for safe in lines if safe[:2] >= self.version[:2]), None)
+        if safe is None or self.version >= safe or not any(self.version):
             return ""
         wanted = ".".join(map(str, safe))
         return f"has known holes that concern a queue: upgrade to {wanted} or newer"
