@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,28 @@ async def test_the_server_sees_who_we_are(server: Server, connect: Connect) -> N
         assert seen["lib-ver"]
     # RESP3: a map comes as a map.
     assert isinstance(await connection.execute("HGETALL", "none", effect=Effect.READ), dict)
+
+
+async def test_a_unix_socket_is_as_good_as_a_port(server: Server, connect: Connect) -> None:
+    if not isinstance(server, Server):
+        pytest.skip("a server whose socket is elsewhere")
+    connection = connect(f"{server.unix_url}?db=2", client_name="by-socket")
+    calls = (connection.submit(echo(i)) for i in range(100))
+    assert await asyncio.gather(*calls) == [b"%d" % i for i in range(100)]
+    body = "x" * 3_000_000  # more than a socket holds
+    assert len(await connection.submit(echo(body))) == len(body)
+    info = (await connection.execute("CLIENT", "INFO", effect=Effect.READ)).decode()
+    seen = dict(part.partition("=")[::2] for part in info.split())
+    assert (seen["name"], seen["db"]) == ("by-socket", "2")
+    assert str(server.socket) in seen["addr"]
+    # A link that is cut is made anew.
+    await connection.execute("CLIENT", "KILL", "ID", seen["id"], "SKIPME", "no", effect=Effect.READ)
+    assert await connection.submit(echo("again")) == b"again"
+
+
+async def test_a_socket_that_is_not_there_is_told(connect: Connect, tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match=str(tmp_path)):
+        await connect(f"unix://{tmp_path}/none").submit(echo("x"))
 
 
 async def test_the_profile_is_what_the_server_can_do(server: Server, connect: Connect) -> None:
