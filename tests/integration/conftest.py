@@ -23,7 +23,11 @@ LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "both_loops: runs on asyncio's event loop and on uvloop")
+    config.addinivalue_line(
+        "markers",
+        "both_loops(on=None): runs on asyncio's event loop and on uvloop; "
+        "with `on`, on uvloop only with that server and no blocking queue",
+    )
 
 
 def pytest_asyncio_loop_factories(
@@ -32,6 +36,22 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("both_loops"):
         return LOOPS
     return {"asyncio": LOOPS["asyncio"]}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    spared = [item for item in items if _is_spared(item)]
+    if spared:
+        config.hook.pytest_deselected(items=spared)
+        items[:] = [item for item in items if not _is_spared(item)]
+
+
+def _is_spared(item: pytest.Item) -> bool:
+    """Whether this is a run on uvloop that its mark leaves out."""
+    mark = item.get_closest_marker("both_loops")
+    run = item.callspec.id if hasattr(item, "callspec") else ""
+    if mark is None or "on" not in mark.kwargs or "uvloop" not in run:
+        return False
+    return mark.kwargs["on"] not in run or "-sync" in run
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from tests.integration.producing.conftest import now_ms
 from tests.proxy import Proxy
 from tests.servers import Server
 
+pytestmark = pytest.mark.both_loops(on="redis-8.6")
+
 DATA = {"to": "ada@example.com", "n": [1, 2.5, None, True, b"x"]}
 
 

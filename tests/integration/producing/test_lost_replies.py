@@ -24,6 +24,8 @@ from tests.integration.conftest import until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
+pytestmark = pytest.mark.both_loops(on="redis-8.6")
+
 Step = Callable[[Any], Awaitable[Any]]
 
 _BULK = [{"name": "n", "data": n} for n in range(600)]
