@@ -36,11 +36,6 @@ class BrokenWorker:
         self.client.xack(self.keys.stream, DEFAULT_GROUP, *entry_ids)
         self.client.xdel(self.keys.stream, *entry_ids)
 
-    def bury(self, entry_id: bytes, envelope: bytes) -> None:
-        """In the wrong order: when the second step fails, the job is nowhere."""
-        self.ack(entry_id)
-        self.client.xadd(self.keys.dlq, {ENVELOPE: envelope})
-
     def leave(self) -> None:
         """Tidily, but for what it still has: with the consumer goes what is pending on it."""
         self.client.xgroup_delconsumer(self.keys.stream, DEFAULT_GROUP, self.who)

@@ -1,68 +1,225 @@
-"""Destinations that cannot be written: a worker that lets go before the copy is made loses jobs.
+"""Destinations that cannot be written: an entry stays until its copy is made, and moves then.
 
-What the product does is shown where its moves are tested; these are the controls.
+The scene is played twice: as it is, and as a control with the one protection gone that it is about.
 """
 
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import pytest
-import redis as redis_py
 
-from chasqui.keys import ENVELOPE, Keys
-from tests.crash.broken import BrokenWorker
-from tests.integration.consuming.conftest import envelope
-from tests.ledger import Census, audit
+from chasqui import Job, Queue, scripts
+from chasqui.consumer.relocator import MoveBatch, Relocator
+from chasqui.keys import Keys
+from chasqui.request import Script
+from tests.integration.consuming.conftest import Redis, Running, until
 from tests.servers import KINDS, Server
 
-USER = "worker"
+USER = ("ACL", "SETUSER", "worker")
+JOBS = 4
 
 
-def no_memory(client: redis_py.Redis, keys: Keys) -> None:
-    client.set("ballast", b"x" * 4_000_000)
-    client.config_set("maxmemory", "3mb")
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way out of the stream: the script that moves, where to, and with which command."""
+
+    script: str
+    destination: str
+    command: str
+    counts: str
+    attempts: int
+    #: The same move by one that lets go of an entry before it has made its copy.
+    ack_first: bytes = field(repr=False)
 
 
-def wrong_type(client: redis_py.Redis, keys: Keys) -> None:
-    client.set(keys.dlq, "no stream")
+WAYS = [
+    Way("BURY", "dlq", "xadd", "XLEN", 1, b"""
+        local answers, i = {}, 4
+        while i <= #ARGV do
+          local last = i + 1 + ARGV[i + 1]
+          redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+          redis.call('XDEL', KEYS[1], ARGV[i])
+          redis.call('XADD', KEYS[2], '*', unpack(ARGV, i + 2, last))
+          answers[#answers + 1] = '1'
+          i = last + 1
+        end
+        return table.concat(answers)"""),
+    Way("RETRY", "delayed", "zadd", "ZCARD", 5, b"""
+        local answers = {}
+        for i = 3, #ARGV, 4 do
+          redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])
+          redis.call('XDEL', KEYS[1], ARGV[i])
+          redis.call('ZADD', KEYS[2], ARGV[i + 1], ARGV[i + 2])
+          answers[#answers + 1] = '1'
+        end
+        return table.concat(answers)"""),
+]  # fmt: skip
+
+# ── Why the server says no, and yes again ───────────────────────────────────────────────────────
 
 
-def no_rights(client: redis_py.Redis, keys: Keys) -> None:
-    client.execute_command("ACL", "SETUSER", USER, "resetkeys", b"~" + keys.stream)
+async def no_memory(redis: Redis, keys: Keys, way: Way) -> None:
+    await redis("SET", "ballast", b"x" * 4_000_000)
+    await redis("CONFIG", "SET", "maxmemory", "3mb")
 
 
-def relief(client: redis_py.Redis, keys: Keys) -> None:
-    """So that the census can be taken."""
-    client.config_set("maxmemory", "0")
-    if client.type(keys.dlq) == b"string":
-        client.delete(keys.dlq)
+async def wrong_type(redis: Redis, keys: Keys, way: Way) -> None:
+    destination = getattr(keys, way.destination)
+    await redis("RENAME", destination, destination + b":aside")
+    await redis("SET", destination, "of another type")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+async def no_command(redis: Redis, keys: Keys, way: Way) -> None:
+    """What a script may not do it learns in its middle."""
+    await redis(*USER, f"-{way.command}")
+
+
+async def no_key(redis: Redis, keys: Keys, way: Way) -> None:
+    """The script is not even begun."""
+    names = {"stream", "events", "paused", "wake", "delayed", "dlq"} - {way.destination}
+    await redis(*USER, "resetkeys", *(b"~" + getattr(keys, name) for name in names))
+
+
+async def relieve(redis: Redis, keys: Keys, way: Way) -> None:
+    await redis("CONFIG", "SET", "maxmemory", "0")
+    await redis(*USER, "+@all", "-@dangerous", "+info", "~*")
+    destination = getattr(keys, way.destination)
+    if await redis("EXISTS", destination + b":aside"):
+        await redis("RENAME", destination + b":aside", destination)
+
+
+Refuse = Callable[[Redis, Keys, Way], Awaitable[None]]
+
+# ── The scene ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Stage:
+    """A server of its own with a worker whose moves can be refused."""
+
+    def __init__(
+        self, server: Server, redis: Redis, keys: Keys, start_at: Callable[..., Running]
+    ) -> None:
+        self.server, self.redis, self.keys = server, redis, keys
+        self.start_at = start_at
+        #: Entries whose move was refused at least once.
+        self.refused: set[bytes] = set()
+
+    async def play(self, refuse: Refuse, way: Way) -> None:
+        """One job moves; several are refused, stay, and move when they can."""
+        redis, keys = self.redis, self.keys
+        await relieve(redis, keys, way)
+        gate = asyncio.Event()
+        begun: set[str] = set()
+
+        async def handler(job: Job) -> None:
+            begun.add(job.id)
+            if len(begun) > 1:
+                await gate.wait()
+            raise ValueError
+
+        url = self.server.url.replace("://", "://worker:secret@")
+        options = {"delayed_enabled": False, "run_scheduler": False, "events_enabled": False}
+        running = self.start_at(url, handler, **options)
+        moved = running.buried if way.script == "BURY" else running.retried
+        draft = {"name": "n", "data": None, "attempts": way.attempts}
+        async with Queue(keys.queue, redis_url=self.server.url) as queue:
+            await queue.add_bulk([draft])
+            await moved(1)
+            await queue.add_bulk([draft] * JOBS)
+
+        async def all_run() -> bool:
+            return len(begun) == 1 + JOBS
+
+        async def all_refused() -> bool:
+            return len(self.refused) == JOBS
+
+        await until(all_run, "they run")
+        await refuse(redis, keys, way)
+        gate.set()
+        try:
+            await until(all_refused, "their moves are refused")
+            assert await redis("XLEN", keys.stream) == JOBS, "one left without its copy"
+            health = running.worker.health()
+            assert health is not None
+            assert health.moves_waiting == JOBS, "one was given up"
+        finally:
+            await relieve(redis, keys, way)
+        await moved(1 + JOBS)
+        assert await redis("XLEN", keys.stream) == 0
+        assert await redis(way.counts, getattr(keys, way.destination)) == 1 + JOBS
+
+
+@pytest.fixture(params=KINDS)
+async def stage(
+    request: pytest.FixtureRequest,
+    private_server: Callable[..., Server],
+    redis_at: Callable[[str], Redis],
+    start_at: Callable[..., Running],
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Stage:
+    server = private_server(request.param)
+    redis = redis_at(server.url)
+    await redis(*USER, "on", ">secret")
+    stage = Stage(server, redis, keys, start_at)
+    failed = Relocator._failed
+
+    def note(self: Relocator, batch: MoveBatch, error: Exception) -> None:
+        failed(self, batch, error)
+        stage.refused.update(move.entry.id for move in batch.moves)
+
+    monkeypatch.setattr(Relocator, "_failed", note)
+    return stage
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.script.lower())
 @pytest.mark.parametrize(
     "refuse",
     [
-        pytest.param(no_memory, marks=pytest.mark.fault(21, control=True)),
-        pytest.param(wrong_type, marks=pytest.mark.fault(28, control=True)),
-        pytest.param(no_rights, marks=pytest.mark.fault(29, control=True)),
+        pytest.param(no_memory, marks=pytest.mark.fault(21)),
+        pytest.param(wrong_type, marks=pytest.mark.fault(28)),
+        pytest.param(no_command, marks=pytest.mark.fault(29)),
+        pytest.param(no_key, marks=pytest.mark.fault(29)),
     ],
 )
-def test_an_ack_before_the_copy_loses_the_job(
-    kind: str,
-    refuse: Callable[[redis_py.Redis, Keys], None],
-    private_server: Callable[..., Server],
-    queue_name: str,
-    tmp_path: Path,
+async def test_what_cannot_move_stays_and_moves_later(
+    stage: Stage, refuse: Refuse, way: Way
 ) -> None:
-    server, keys = private_server(kind), Keys(queue_name)
-    with redis_py.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", USER, "on", ">pw", "+@all", "~*")
-        client.xadd(keys.stream, {ENVELOPE: envelope({"n": 0})})
-        url = server.url.replace("://", f"://{USER}:pw@")
-        broken = BrokenWorker(url, queue_name, tmp_path, "broken")
-        ((entry_id, found),) = broken.take()
-        refuse(client, keys)
-        with pytest.raises(redis_py.ResponseError, match=r"maxmemory|wrong kind|permission"):
-            broken.bury(entry_id, found)
-        relief(client, keys)
-        assert audit([0], [], Census.take(server.url, queue_name)).faults == {"lost": {0}}
+    await stage.play(refuse, way)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.script.lower())
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        pytest.param(wrong_type, marks=pytest.mark.fault(28, control=True)),
+        pytest.param(no_command, marks=pytest.mark.fault(29, control=True)),
+    ],
+)
+async def test_an_ack_before_the_copy_loses_the_job(
+    stage: Stage, refuse: Refuse, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha = hashlib.sha1(way.ack_first, usedforsecurity=False).hexdigest().encode()
+    monkeypatch.setattr(scripts, way.script, Script("ack first", way.ack_first, sha))
+    with pytest.raises(AssertionError, match="one left without its copy"):
+        await stage.play(refuse, way)
+
+
+@pytest.mark.fault(21, control=True)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.script.lower())
+async def test_a_refusal_that_is_taken_for_an_answer_is_a_move_given_up(
+    stage: Stage, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory a script that has acknowledged may go on: not its order protects there, but
+    that the move is tried again."""
+    failed = Relocator._failed
+
+    def give_up(self: Relocator, batch: MoveBatch, error: Exception) -> None:
+        failed(self, batch, error)
+        self._finished(batch)
+
+    monkeypatch.setattr(Relocator, "_failed", give_up)
+    with pytest.raises(AssertionError, match="one was given up"):
+        await stage.play(no_memory, way)

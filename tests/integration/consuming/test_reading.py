@@ -272,47 +272,6 @@ async def test_nothing_leaves_the_stream_before_its_copy_is_made(
 
 @pytest.mark.fault(29)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_rights_that_are_taken_away_and_given_back(
-    kind: str,
-    private_server: Callable[..., Server],
-    queue_name: str,
-    start_at: Callable[..., Running],
-    redis_at: Callable[[str], Redis],
-    keys: Keys,
-) -> None:
-    server = private_server(kind)
-    redis = redis_at(server.url)
-    prefix = f"~{{chasqui:{queue_name}}}:"
-    allowed = [prefix + "*"]
-    await redis(
-        "ACL", "SETUSER", "worker", "on", ">secret", "+@all", "-@dangerous", "+info", *allowed
-    )
-    url = server.url.replace("redis://", "redis://worker:secret@")
-
-    async def handler(job: Job) -> None:
-        raise ValueError
-
-    async with Queue(queue_name, redis_url=server.url) as queue:
-        running = start_at(url, handler, delayed_enabled=False, run_scheduler=False)
-        await queue.add("n", 1, attempts=1)
-        await running.buried(1)
-        some = [prefix + part for part in ("stream", "events", "paused", "delayed", "wake")]
-        await redis("ACL", "SETUSER", "worker", "resetkeys", *some)
-        await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(4)])
-
-        async def all_tried() -> bool:
-            health = running.worker.health()
-            return health is not None and health.moves_waiting == 4
-
-        await until(all_tried, "the burials are refused")
-        assert await redis("XLEN", keys.stream) == 4
-        await redis("ACL", "SETUSER", "worker", *allowed)
-        await running.buried(5)
-        assert await redis("XLEN", keys.stream) == 0
-
-
-@pytest.mark.fault(29)
-@pytest.mark.parametrize("kind", KINDS)
 async def test_what_a_read_brought_that_was_refused_in_part_runs_without_waiting_for_a_lease(
     kind: str,
     private_server: Callable[..., Server],
