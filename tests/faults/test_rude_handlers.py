@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,11 @@ import pytest
 
 from chasqui import Job, sync
 from chasqui.connection import Connection
-from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
 from chasqui.request import Effect
 from tests.crash.test_broken_worker import BrokenWorker
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.integration.consuming.conftest import Redis, Running, until
 from tests.ledger import Census, audit
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -107,39 +104,6 @@ async def test_without_a_time_limit_the_slot_is_taken(
     running, has_run = await stuck(queue, start, redis, keys)
     assert not has_run
     running.worker.stop_now()
-
-
-# ── They block the loop ─────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.fault(50, control=True)
-async def test_without_the_heartbeat_a_long_run_is_run_again(
-    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pretend(self: Heartbeat) -> int:
-        self._holdings.renewed(time.monotonic())
-        return 0
-
-    monkeypatch.setattr(Heartbeat, "run_once", pretend)
-    runs: Counter[str] = Counter()
-    again = asyncio.Event()
-
-    async def handler(job: Job) -> None:
-        runs[job.id] += 1
-        if runs[job.id] == 2:
-            again.set()
-        await again.wait()
-
-    start(handler, claim_min_idle_ms=60_000)  # it would take the entry over from itself
-    job = await queue.add("n", None)
-
-    async def is_run() -> bool:
-        return runs[job.id] == 1
-
-    await until(is_run, "it is run")
-    start(handler, claim_min_idle_ms=200, read_block_ms=50)
-    await until(lambda: at_rest(redis, keys), "it is done")
-    assert runs[job.id] == 2
 
 
 # ── They fork ───────────────────────────────────────────────────────────────────────────────────

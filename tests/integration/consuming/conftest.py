@@ -2,15 +2,18 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import pytest
+import redis as redis_py
 
 from chasqui._core.envelope import decode_envelope, encode_envelope
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
-from chasqui.keys import Keys
+from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics.testing import InMemorySink
 from chasqui.payload import encode
 from chasqui.queue import Queue
@@ -206,3 +209,39 @@ COUNT = """
 local count = redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2])
 return count > 0 and count or redis.call('XPENDING', KEYS[1], ARGV[1])[1]
 """
+
+
+# ── Leases ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Renewals:
+    """Sees how often the leases of pending entries begin anew."""
+
+    def __init__(self, client: redis_py.Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._idle_ms: dict[bytes, int] = {}
+        self._counts: Counter[bytes] = Counter()
+
+    def look(self) -> int:
+        """How often it was seen so far, of the entry with the fewest; to be called all the time."""
+        held = self._client.xpending_range(self._keys.stream, DEFAULT_GROUP, "-", "+", 100)
+        for one in held:
+            entry_id, idle_ms = one["message_id"], one["time_since_delivered"]
+            self._counts[entry_id] += idle_ms < self._idle_ms.get(entry_id, 0)
+            self._idle_ms[entry_id] = idle_ms
+        return min((self._counts[one["message_id"]] for one in held), default=0)
+
+
+#: Heartbeats come at a third of the lease: with so many of them it is over, and a third more.
+PAST_LEASE = 5
+
+
+def renew_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heartbeats say that all is well, and not ask."""
+
+    def pretend(self: Heartbeat) -> int:
+        self._holdings.renewed(time.monotonic())
+        return 0
+
+    monkeypatch.setattr(Heartbeat, "run_once", pretend)

@@ -5,11 +5,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import redis as redis_py
 
-from chasqui import Job, LeaseLostError, scripts, sync
+from chasqui import Job, LeaseLostError, Worker, scripts, sync
 from chasqui.consumer import acker
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.reader import Reader
@@ -17,10 +19,13 @@ from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
 from tests.integration.consuming.conftest import (
+    PAST_LEASE,
     Redis,
+    Renewals,
     Running,
     at_rest,
     envelope,
+    renew_nothing,
     until,
 )
 from tests.proxy import Fault, Proxy
@@ -33,6 +38,38 @@ LEASE_S = LEASE_MS / 1000
 
 async def fine(job: Job) -> None:
     pass
+
+
+class Elsewhere(threading.Thread):
+    """A worker with an event loop of its own, in a thread: it reads on while the test's blocks."""
+
+    def __init__(self, queue_name: str, ran: Callable[[Any], None], **options: Any) -> None:
+        super().__init__(name="elsewhere", daemon=True)
+        self._queue_name, self._ran, self._options = queue_name, ran, options
+        self._loop = asyncio.new_event_loop()
+        self._is_told = asyncio.Event()
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._work())
+
+    def stop(self) -> None:
+        """Also if it has never been started."""
+        if self.ident is None:
+            self._loop.close()
+        else:
+            self._loop.call_soon_threadsafe(self._is_told.set)
+            self.join()
+
+    async def _work(self) -> None:
+        async def handler(job: Job) -> None:
+            self._ran(job.data)
+
+        worker = Worker(self._queue_name, handler, **self._options)
+        working = asyncio.ensure_future(worker.run())
+        await self._is_told.wait()
+        await worker.close()
+        await working
 
 
 @pytest.mark.fault(50)
@@ -57,25 +94,53 @@ async def test_long_runs_run_once_with_two_workers(
     assert one.metrics.total_reclaimed == other.metrics.total_reclaimed == 0
 
 
-@pytest.mark.fault(50)
 @pytest.mark.slow
 @pytest.mark.both_loops
+@pytest.mark.parametrize(
+    "is_renewed",
+    [
+        pytest.param(True, marks=pytest.mark.fault(50)),
+        pytest.param(False, marks=pytest.mark.fault(50, control=True)),
+    ],
+)
 async def test_a_blocked_loop_keeps_its_jobs(
-    queue: Queue, start: Start, redis: Redis, keys: Keys
+    server: Server,
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    is_renewed: bool,
 ) -> None:
-    """Those that run, those that wait, and those whose delivery is still in the socket: a rival
-    may take the last, and then they must not run here as well."""
-    runs: Counter[int] = Counter()
+    """Those that run and those that wait, though a rival takes over what lapses. Without the
+    heartbeat it gets them, and they run twice."""
+    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", LEASE_S / 4)
+    if not is_renewed:
+        renew_nothing(monkeypatch)
+    runs: list[int] = []
+    options = {"claim_min_idle_ms": LEASE_MS, "read_block_ms": 50, "concurrency": 2}
+    rival = Elsewhere(queue.name, runs.append, redis_url=server.url, **options)
 
     async def handler(job: Job) -> None:
-        runs[job.data] += 1
-        if job.data == 0:
-            time.sleep(LEASE_S * 2)  # noqa: ASYNC251 - the very point
+        runs.append(job.data)
+        if job.data != 0:
+            return
+        rival.start()
+        with redis_py.Redis.from_url(server.url) as client:
+            renewals = Renewals(client, keys)
+            while len(runs) == 1:
+                time.sleep(0.01)  # noqa: ASYNC251 - the very point
+            while runs.count(0) == 1 and renewals.look() < PAST_LEASE:
+                time.sleep(0.01)  # noqa: ASYNC251
 
-    running = start(handler, claim_min_idle_ms=LEASE_MS, read_block_ms=5000, concurrency=2)
     await queue.add_bulk([{"name": "n", "data": i} for i in range(10)])
-    await until(lambda: at_rest(redis, keys), "all is done")
-    assert runs == Counter(range(10))
+    running = start(handler, **options)
+    try:
+        await until(lambda: at_rest(redis, keys), "all is done")
+    finally:
+        await asyncio.to_thread(rival.stop)
+    with nullcontext() if is_renewed else pytest.raises(AssertionError, match="some ran twice"):
+        assert Counter(runs) == Counter(range(10)), "some ran twice"
     assert running.metrics.total_reclaimed == 0
 
 
@@ -128,15 +193,11 @@ async def test_entries_in_hand_that_come_back_are_not_run_again(
     """The heartbeat renews nothing and says it did; the worker's own read takes its running entry
     over from itself."""
 
-    def pretend(self: Heartbeat) -> int:
-        self._holdings.renewed(time.monotonic())
-        return 0
-
     async def reclaim(self: Reader, most: int) -> int:
         """As if others had something in hand too, where reads cannot claim."""
         return await self._reclaim(most, 0.1)
 
-    monkeypatch.setattr(Heartbeat, "run_once", pretend)
+    renew_nothing(monkeypatch)
     monkeypatch.setattr(Reader, "_look_after_others", reclaim)
     gate = asyncio.Event()
     runs: Counter[str] = Counter()
