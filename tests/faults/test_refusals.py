@@ -5,7 +5,6 @@ it is about.
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -14,10 +13,15 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, Queue, server
-from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.errors import ServerError
 from chasqui.keys import Keys
-from tests.integration.consuming.conftest import Running, until
+from tests.integration.consuming.conftest import (
+    PAST_LEASE,
+    Renewals,
+    Running,
+    renew_nothing,
+    until,
+)
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 from tests.servers.groups import ask
@@ -163,69 +167,76 @@ async def test_without_its_answer_a_refusal_reaches_the_caller(
 # ── A server that stands still ──────────────────────────────────────────────────────────────────
 
 
+#: Renewals wait for a third of it: longer than the server stands still.
+LEASE_MS = 2400
+STANDSTILLS = pytest.mark.parametrize("how", ["CLIENT PAUSE 600 WRITE", "DEBUG SLEEP 0.6"])
+
+
+@STANDSTILLS
 @pytest.mark.fault(19)
-@pytest.mark.parametrize("how", ["CLIENT PAUSE 1500 WRITE", "DEBUG SLEEP 1.5"])
 async def test_a_server_that_stands_still_is_waited_for(
-    how: str, stage: Stage, start_at: StartAt
+    how: str, stage: Stage, start_at: StartAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For less than a lease: nobody dials anew, and what runs is not run again."""
-    await _runs_once(stage, start_at, how, lease_ms=6000)
+    await _runs_once(stage, start_at, how, monkeypatch)
 
 
+@STANDSTILLS
 @pytest.mark.fault(19, control=True)
 async def test_without_renewals_a_pause_is_a_second_run(
-    stage: Stage, start_at: StartAt, monkeypatch: pytest.MonkeyPatch
+    how: str, stage: Stage, start_at: StartAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat says that all is well, and does not ask."""
-
-    def pretend(heartbeat: Heartbeat) -> int:
-        heartbeat._holdings.renewed(time.monotonic())
-        return 0
-
-    monkeypatch.setattr(Heartbeat, "run_once", pretend)
-    with pytest.raises(AssertionError, match="ran"):
-        await _runs_once(
-            stage, start_at, "CLIENT PAUSE 1500 WRITE", lease_ms=1000, until_run_twice=True
-        )
+    renew_nothing(monkeypatch)
+    with pytest.raises(AssertionError, match="some ran twice"):
+        await _runs_once(stage, start_at, how, monkeypatch)
 
 
 async def _runs_once(
-    stage: Stage, start_at: StartAt, how: str, *, lease_ms: int, until_run_twice: bool = False
+    stage: Stage, start_at: StartAt, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers, five jobs that begin before a standstill and end after it."""
+    """One worker has its hands full before a standstill and until a lease after it; another one
+    takes over what lapses."""
+    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.2)
     await stage.running.stop()
     runs: Counter[int] = Counter()
     gate = asyncio.Event()
 
     async def handler(job: Job) -> None:
         runs[job.data] += 1
-        await gate.wait()
+        if job.name != "quick":
+            await gate.wait()
 
-    pair = [start_at(stage.proxy.url, handler, claim_min_idle_ms=lease_ms) for _ in range(2)]
+    options = {"claim_min_idle_ms": LEASE_MS, "read_block_ms": 100}
+    full = start_at(stage.proxy.url, handler, concurrency=2, read_count=5, **options)
     await stage.queue.add_bulk([{"name": "n", "data": n} for n in range(5)])
 
-    async def all_run() -> bool:
-        return len(runs) == 5
+    async def all_in_hand() -> bool:
+        return len(runs) == 2 and (await stage.queue.counts()).pending == 5
 
-    await until(all_run, "all run")
+    await until(all_in_hand, "two run and three wait")
+    rival = start_at(stage.proxy.url, handler, **options)
+    await stage.queue.add("quick", 5)
+    await rival.completed(1)
     links = stage.proxy.accepted
     standing = asyncio.ensure_future(stage.ask(how))
-    await stage.queue.add("n", 5)  # answered when the server moves again
+    await stage.queue.add("n", 6)  # answered when the server moves again
     await standing
-
-    async def goes_on() -> bool:
-        return 5 in runs and (not until_run_twice or max(runs.values()) > 1)
-
-    await until(goes_on, "work goes on")
-    gate.set()
     keys = Keys(stage.queue.name)
     with redis_py.Redis.from_url(stage.private.url) as client:
+        renewals = Renewals(client, keys)
+
+        async def goes_on() -> bool:
+            is_past = renewals.look() >= PAST_LEASE
+            return 6 in runs and (is_past or max(runs.values()) > 1)
+
+        await until(goes_on, "work goes on, and the leases without their renewals would be over")
+        gate.set()
 
         async def is_empty() -> bool:
             return bool(client.xlen(keys.stream) == 0)
 
         await until(is_empty, "all is acknowledged")
-    assert sum(one.metrics.jobs_completed for one in pair) >= 6
+    assert full.metrics.jobs_completed + rival.metrics.jobs_completed >= 7
     assert set(runs.values()) == {1}, f"some ran twice: {runs}"
     # Heartbeats and promoters may have been about to make their first one.
     assert stage.proxy.accepted <= links + 4, "no link was given up"
