@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -109,47 +109,91 @@ async def test_without_a_time_limit_the_slot_is_taken(
 # ── They fork ───────────────────────────────────────────────────────────────────────────────────
 
 
-@FORKS
-@pytest.mark.fault(51)
-async def test_a_handler_that_forks_leaves_the_links_alone(
+FORKED = 8
+
+
+class Forking:
+    """A worker whose handlers fork, and a queue that parent and children use alike."""
+
+    def __init__(
+        self,
+        server: Server,
+        queue_name: str,
+        make_proxy: Callable[[str], Proxy],
+        start_at: Callable[..., Running],
+    ) -> None:
+        self.of_worker, self.of_queue = make_proxy(server.url), make_proxy(server.url)
+        self.queue = sync.Queue(queue_name, redis_url=self.of_queue.url)
+        self.start_at = start_at
+
+    async def play(self) -> None:
+        codes: list[int] = []
+
+        async def handler(job: Job) -> None:
+            if job.name != "fork":
+                return
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    self.queue.add("child", None)
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, status = await asyncio.to_thread(os.waitpid, child, 0)
+            codes.append(os.waitstatus_to_exitcode(status))
+
+        async def all_ended() -> bool:
+            return len(codes) == FORKED
+
+        running = self.start_at(self.of_worker.url, handler, concurrency=1)
+        self.queue.add_bulk([{"name": "fork", "data": None}] * FORKED)
+        await until(all_ended, "all children have ended")
+        assert codes == [0] * FORKED
+        assert self.of_queue.accepted == 1 + FORKED, "a child was on its parent's link"
+        await running.completed(2 * FORKED)
+        links = self.of_worker.accepted
+        self.queue.add("last", None)
+        await running.completed(2 * FORKED + 1)
+        assert self.of_worker.accepted == links, "no link of the worker was lost"
+        assert self.of_queue.accepted == 1 + FORKED, "nor that of the queue"
+
+
+@pytest.fixture
+def forking(
     server: Server,
-    queue: Queue,
     queue_name: str,
     make_proxy: Callable[[str], Proxy],
     start_at: Callable[..., Running],
-    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Forking]:
+    forking = Forking(server, queue_name, make_proxy, start_at)
+    yield forking
+    forking.queue.close()
+
+
+@FORKS
+@pytest.mark.fault(51)
+async def test_a_handler_that_forks_leaves_the_links_alone(
+    forking: Forking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The children add jobs on links of their own, and end in every way."""
-    proxy = make_proxy(server.url)
-    children: list[int] = []
-
-    async def handler(job: Job) -> None:
-        if job.name != "fork":
-            return
-        child = os.fork()
-        if child == 0:
-            try:
-                with sync.Queue(queue_name, redis_url=server.url) as own:
-                    own.add("child", None)
-            finally:
-                os._exit(0)
-        children.append(child)
-        await asyncio.to_thread(os.waitpid, child, 0)
-
-    running = start_at(proxy.url, handler, concurrency=4)
-    await queue.add_bulk([{"name": "fork", "data": None}] * 8)
-    await running.completed(16)
-    assert len(children) == 8
-    links = proxy.accepted
-    await queue.add("last", None)
-    await running.completed(17)
-    assert proxy.accepted == links, "no link was lost"
+    """The children add jobs with what they got from their parent, on links of their own."""
+    await forking.play()
     assert "dropped" not in caplog.text
 
 
 @FORKS
 @pytest.mark.fault(51, control=True)
-async def test_a_child_on_its_parents_link_is_caught(
+async def test_a_child_that_takes_itself_for_its_parent_is_caught(
+    forking: Forking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent)
+    with pytest.raises(AssertionError, match="a child was on its parent's link"):
+        await forking.play()
+
+
+@FORKS
+async def test_a_reply_to_what_a_child_wrote_ends_the_link(
     server: Server,
     connect: Callable[..., Connection],
     make_proxy: Callable[[str], Proxy],
