@@ -13,33 +13,55 @@ TAKE_OVER_S = 2.0
 
 @pytest.mark.fault(1)
 def test_jobs_of_a_killed_worker_run_elsewhere(fleet: Fleet) -> None:
+    inherit(fleet)
+
+
+@pytest.mark.fault(1, control=True)
+def test_an_heir_that_takes_nothing_over_leaves_them_stuck(fleet: Fleet) -> None:
+    with pytest.raises(AssertionError, match="are stuck"):
+        inherit(fleet, target="tests.crash.workers:make_without_reclaiming")
+
+
+def inherit(fleet: Fleet, **heirs: str) -> None:
+    """Jobs run and wait in a worker that is killed, beside another one."""
     fleet.add("hold", 300)
     doomed = fleet.start("doomed", concurrency=100, read_count=200)
     eventually(lambda: fleet.ledger.count("start") == 100, "100 jobs run")
     eventually(lambda: fleet.consumers().get("doomed") == 300, "200 more are prefetched")
-    heir = fleet.start("heir", concurrency=100)
+    heir = fleet.start("heir", concurrency=100, **heirs)
     heir.open_gate()
     fleet.started("heir")
     assert fleet.ledger.count("start") == 100
 
     doomed.kill()
-    fleet.ended(300)
+    eventually(lambda: fleet.census().is_empty or fleet.audit().stuck, "all is done, or is not")
 
-    (killed,) = fleet.ledger.read("dead")
-    late_s = max(fact.at_s for fact in fleet.ledger.read("start")) - killed.at_s - LEASE_S
-    print(f"the last job began {late_s:.2f} s after the lease")
-    assert fleet.rest().is_empty
     audit = fleet.audit()
+    assert not audit.stuck, f"{len(audit.stuck)} are stuck"
     assert audit.faults == {}
     assert audit.overlapping == set()
     assert audit.extra_runs == 100
+    (killed,) = fleet.ledger.read("dead")
+    late_s = max(fact.at_s for fact in fleet.ledger.read("start")) - killed.at_s - LEASE_S
+    print(f"the last job began {late_s:.2f} s after the lease")
     assert late_s <= TAKE_OVER_S
 
 
 @pytest.mark.fault(2)
 def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
+    lose_acks(fleet)
+
+
+@pytest.mark.fault(2, control=True)
+def test_acks_that_are_never_sent_are_more_runs_than_that(fleet: Fleet) -> None:
+    with pytest.raises(AssertionError, match="more runs than acks that were not sent"):
+        lose_acks(fleet, target="tests.crash.workers:make_without_acks")
+
+
+def lose_acks(fleet: Fleet, **doomed_ones: str) -> None:
+    """A worker dies when it is about to send acks, and another one does the rest."""
     fleet.add("quick", 200)
-    doomed = fleet.start("doomed", dies_before_flush=2)
+    doomed = fleet.start("doomed", dies_before_flush=2, **doomed_ones)
     assert doomed.wait() == 71
     (unflushed,) = fleet.ledger.read("unflushed")
     ended = {fact.n for fact in fleet.ledger.read("end")}
@@ -48,8 +70,9 @@ def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
     audit = fleet.audit()
     assert audit.faults == {}
     assert set(audit.extra) <= ended
+    assert audit.extra_runs > 0
     # Some of them may have been on their way.
-    assert 0 < audit.extra_runs <= unflushed.n
+    assert audit.extra_runs <= unflushed.n, "more runs than acks that were not sent"
 
 
 @pytest.mark.fault(5)

@@ -14,6 +14,7 @@ from typing import Any
 from chasqui import Job, UnrecoverableError, Worker
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consumer.mercy import Mercy
 from tests.ledger import Ledger
 
 SETTINGS = "CRASH_TEST_WORKER"
@@ -38,6 +39,22 @@ def make_without_heartbeat() -> Worker:
         return 0
 
     Heartbeat.run_once = pretend  # type: ignore[method-assign]
+    return make()
+
+
+def make_without_reclaiming() -> Worker:
+    """The same, but that it takes nothing over: it always waits for others to come back."""
+    Mercy.ends_s = lambda mercy, replaced_s, now_s: now_s + 3600  # type: ignore[method-assign]
+    return make()
+
+
+def make_without_acks() -> Worker:
+    """The same, but that it sends no ack and believes it did."""
+
+    def pretend(acker: Acker, batch: AckBatch) -> None:
+        acker._finished(batch, [])
+
+    Acker._post = pretend  # type: ignore[method-assign]
     return make()
 
 
