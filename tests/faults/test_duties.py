@@ -5,10 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis as redis_py
 
 from chasqui import RepeatPattern, scripts, sync
-from chasqui._core.envelope import decode_delayed_member
 from chasqui.connection import Connection
 from chasqui.keys import Keys
 from chasqui.leader import Lease
@@ -16,6 +14,7 @@ from chasqui.promoter import PromoterDuty
 from chasqui.queue import Queue
 from chasqui.request import Effect
 from chasqui.scheduler import SchedulerDuty
+from tests.faults.careless import careless
 from tests.integration.consuming.conftest import Redis
 from tests.ledger import Census, audit
 from tests.servers import Server
@@ -30,43 +29,38 @@ def delayed(url: str, queue_name: str) -> None:
         queue.add_bulk(jobs)
 
 
+async def promote_together(
+    url: str, queue_name: str, keys: Keys, connect: Callable[..., Connection]
+) -> dict[str, set[int]]:
+    """Three promoters that all believe to lead promote what is due, and look once more; what is
+    wrong then."""
+    delayed(url, queue_name)
+    duties = [PromoterDuty(keys, connect(url), connect(url)) for _ in range(3)]
+    while len(Census.take(url, queue_name).stream) < COUNT:
+        await asyncio.gather(*(duty._promote() for duty in duties))
+    await asyncio.gather(*(duty._promote() for duty in duties))
+    return audit(range(COUNT), [], Census.take(url, queue_name)).faults
+
+
 @pytest.mark.fault(32)
 async def test_promoters_that_all_believe_to_lead_promote_each_job_once(
     server: Server, queue_name: str, keys: Keys, connect: Callable[..., Connection]
 ) -> None:
-    delayed(server.url, queue_name)
-    duties = [PromoterDuty(keys, connect(server.url), connect(server.url)) for _ in range(3)]
-
-    async def all_due() -> None:
-        while Census.take(server.url, queue_name).delayed:
-            await asyncio.gather(*(duty._promote() for duty in duties))
-
-    await asyncio.wait_for(all_due(), 20)
-    found = audit(range(COUNT), [], Census.take(server.url, queue_name))
-    assert found.faults == {}
+    assert await promote_together(server.url, queue_name, keys, connect) == {}
 
 
 @pytest.mark.fault(32, control=True)
-def test_a_promoter_that_was_stopped_between_two_steps_is_caught(
-    server: Server, queue_name: str, keys: Keys
+async def test_without_taking_what_they_add_they_promote_it_again(
+    server: Server,
+    queue_name: str,
+    keys: Keys,
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Reads what is due, is stopped, and goes on as if nobody had promoted it meanwhile."""
-    delayed(server.url, queue_name)
-    with redis_py.Redis.from_url(server.url) as client:
-
-        def read() -> list[bytes]:
-            return client.zrange(keys.delayed, 0, -1)
-
-        def promote(members: list[bytes]) -> None:
-            for member in members:
-                client.xadd(keys.stream, {"d": decode_delayed_member(member)[1]})
-                client.zrem(keys.delayed, member)
-
-        stopped = read()
-        promote(read())
-        promote(stopped)
-    found = audit(range(COUNT), [], Census.take(server.url, queue_name))
-    assert found.doubled == set(range(COUNT))
+    """As one that was stopped between the two steps, if they were two."""
+    monkeypatch.setattr(scripts, "PROMOTE", careless(scripts.PROMOTE, "ZREM", instead="return 0"))
+    wrong = await promote_together(server.url, queue_name, keys, connect)
+    assert wrong == {"doubled": set(range(COUNT))}
 
 
 async def fire_twice(
@@ -130,8 +124,14 @@ async def test_the_lease_of_a_dead_leader_ends(
 
 
 @pytest.mark.fault(34, control=True)
-async def test_a_lock_without_an_end_is_caught(
-    server: Server, keys: Keys, connect: Callable[..., Connection], redis: Redis
+async def test_a_lease_without_an_end_goes_to_nobody(
+    server: Server,
+    keys: Keys,
+    connect: Callable[..., Connection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await redis("SET", keys.promoter_lock, "dead")
-    assert not await takes_over(connect(server.url), keys.promoter_lock)
+    endless = careless(scripts.LEASE_TAKE, "SET", instead="return ask(name, key, a)")
+    monkeypatch.setattr(scripts, "LEASE_TAKE", endless)
+    connection = connect(server.url)
+    assert await Lease(keys.promoter_lock, "dead", ttl_s=1).hold(connection)
+    assert not await takes_over(connection, keys.promoter_lock)

@@ -1,25 +1,22 @@
 """Links that fall silent, break at a byte or trickle: found out, replaced, nothing by halves."""
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from chasqui import Job, Queue
+from chasqui import Job, Queue, scripts
 from chasqui.connection import Connection
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.keys import Keys
 from chasqui.request import Effect, commands
-from tests.crash.broken import BrokenWorker
 from tests.crash.load import Seed
-from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
-from tests.ledger import Census, audit
+from tests.faults.careless import careless
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.ledger import Audit, Census, audit
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
@@ -27,23 +24,49 @@ StartAt = Callable[..., Running]
 MakeProxy = Callable[[str], Proxy]
 
 
-def sent_twice(server: Server, proxy: Proxy, queue_name: str) -> set[int]:
-    """A producer that sends a job again when its link breaks, as it came; the jobs doubled."""
-    keys = Keys(queue_name)
-    retry = Retry(NoBackoff(), 1, supported_errors=(redis_py.ConnectionError,))
-    with redis_py.Redis(port=proxy.port, retry=retry) as client:
-        client.ping()
-        proxy.fail(Fault.CUT_AFTER, "XADD")
-        client.xadd(keys.stream, {ENVELOPE: envelope({"n": 0})})
-    return audit([0], [], Census.take(server.url, queue_name)).doubled
+#: Chunks are not known again: the bit was never set, the first answer never kept.
+FORGETFUL = {
+    "ADD": careless(scripts.ADD, "GETBIT", "SETBIT", instead="return 0"),
+    "ADD_MIXED": careless(scripts.ADD_MIXED, "GET", instead="return false"),
+}
+MIXED = [{"name": "n", "data": {"n": 2}}, {"name": "n", "data": {"n": 3}, "delay_ms": 60_000}]
+
+
+async def lose_replies(server: Server, proxy: Proxy, queue_name: str) -> Audit:
+    """Adds of either script are done, and the link is reset before the answer."""
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        await queue.add("n", {"n": 0})  # each script is known when the fault comes
+        await queue.add("n", {"n": 1}, delay_ms=60_000)
+        proxy.fail(Fault.CUT_AFTER, "EVALSHA")
+        await queue.add_bulk(MIXED)
+        proxy.fail(Fault.CUT_AFTER, "EVALSHA")
+        await queue.add("n", {"n": 4})
+    assert proxy.accepted == 3
+    return audit(range(5), [], Census.take(server.url, queue_name))
+
+
+@pytest.mark.fault(14)
+@pytest.mark.fault(16)
+async def test_an_add_whose_reply_is_lost_happens_once(
+    server: Server, make_proxy: MakeProxy, queue_name: str
+) -> None:
+    assert (await lose_replies(server, make_proxy(server.url), queue_name)).faults == {}
 
 
 @pytest.mark.fault(14, control=True)
 @pytest.mark.fault(16, control=True)
-def test_a_producer_that_just_sends_again(
-    server: Server, make_proxy: MakeProxy, queue_name: str
+@pytest.mark.parametrize(("script", "doubled"), [("ADD", {4}), ("ADD_MIXED", {2})])
+async def test_a_chunk_that_is_not_known_again_is_added_twice(
+    server: Server,
+    make_proxy: MakeProxy,
+    queue_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    doubled: set[int],
 ) -> None:
-    assert sent_twice(server, make_proxy(server.url), queue_name) == {0}
+    monkeypatch.setattr(scripts, script, FORGETFUL[script])
+    found = await lose_replies(server, make_proxy(server.url), queue_name)
+    assert found.faults == {"doubled": doubled}
 
 
 # ── Silence ─────────────────────────────────────────────────────────────────────────────────────
@@ -107,27 +130,35 @@ async def test_without_a_deadline_nobody_notices(
 # ── Cuts ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.fault(17)
-@pytest.mark.parametrize("options", [{}, {"delay_ms": 60_000}], ids=["now", "delayed"])
-async def test_an_add_cut_at_every_byte(
-    server: Server, make_proxy: MakeProxy, queue_name: str, options: dict[str, Any]
-) -> None:
-    proxy = make_proxy(server.url)
+async def cut_adds(
+    server: Server, proxy: Proxy, queue_name: str, options: dict[str, Any]
+) -> dict[str, set[int]]:
+    """An add cut at each of its bytes in turn; what is wrong then."""
+    numbers = itertools.count(1000)  # all of the same length
     sizes = []
-    for n in range(2):  # the first carries its script
+    for _ in range(2):  # the first carries its script
         async with Queue(queue_name, redis_url=proxy.url) as queue:
             await queue.is_paused()
             before = proxy.bytes_in
-            await queue.add("n", {"n": n}, **options)
+            await queue.add("n", {"n": next(numbers)}, **options)
             sizes.append(proxy.bytes_in - before)
     size = sizes[-1]
     for cut_at in range(size + 1):
         async with Queue(queue_name, redis_url=proxy.url) as queue:
             await queue.is_paused()
             proxy.cut_after_bytes(cut_at, to_server=True)
-            await queue.add("n", {"n": 2 + cut_at}, **options)
+            await queue.add("n", {"n": next(numbers)}, **options)
+    assert not proxy.disarm(), "each add was cut"
     print(f"cut at each of {size} bytes")
-    assert audit(range(size + 3), [], Census.take(server.url, queue_name)).faults == {}
+    return audit(range(1000, next(numbers)), [], Census.take(server.url, queue_name)).faults
+
+
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("options", [{}, {"delay_ms": 60_000}], ids=["now", "delayed"])
+async def test_an_add_cut_at_every_byte(
+    server: Server, make_proxy: MakeProxy, queue_name: str, options: dict[str, Any]
+) -> None:
+    assert await cut_adds(server, make_proxy(server.url), queue_name, options) == {}
 
 
 @pytest.mark.fault(17)
@@ -160,24 +191,13 @@ async def test_a_worker_cut_at_any_byte(
 
 
 @pytest.mark.fault(17, control=True)
-def test_two_commands_where_one_script_should_be(
-    server: Server, make_proxy: MakeProxy, queue_name: str, tmp_path: Path
+async def test_a_job_that_was_added_before_the_cut_is_added_again(
+    server: Server, make_proxy: MakeProxy, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job is in both places when the link breaks between them."""
-    proxy = make_proxy(server.url)
-    with redis_py.Redis.from_url(server.url) as client:
-        client.xadd(Keys(queue_name).stream, {ENVELOPE: envelope({"n": 0})})
-    broken = BrokenWorker(proxy.url, queue_name, tmp_path, "broken")
-    ((entry_id, found),) = broken.take()
-    stream, dlq = broken.keys.stream, broken.keys.dlq
-    with broken.client.pipeline(transaction=False) as pipeline:
-        pipeline.xadd(dlq, {ENVELOPE: found})
-        pipeline.xack(stream, DEFAULT_GROUP, entry_id)
-        pipeline.xdel(stream, entry_id)
-        proxy.fail(Fault.CUT_BEFORE, "XACK")
-        with pytest.raises(redis_py.ConnectionError):
-            pipeline.execute()
-    assert audit([0], [], Census.take(server.url, queue_name)).doubled == {0}
+    """Of all places there is one behind the last byte, where the server did what it was told."""
+    monkeypatch.setattr(scripts, "ADD", FORGETFUL["ADD"])
+    wrong = await cut_adds(server, make_proxy(server.url), queue_name, {})
+    assert wrong.keys() == {"doubled"}
 
 
 # ── Slowness ────────────────────────────────────────────────────────────────────────────────────
