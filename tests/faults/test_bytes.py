@@ -8,7 +8,9 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, PayloadTooLargeError, sync
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, NAME, Keys
+from chasqui.consumer import dispatcher
+from chasqui.consumer.decide import on_arrival
+from chasqui.keys import ENVELOPE, NAME, Keys
 from chasqui.queue import Queue
 from tests.core.memory import rss_bytes
 from tests.crash.load import Seed
@@ -110,44 +112,64 @@ async def test_mutated_envelopes_among_good_ones(
     assert rss_bytes() - before < GROWTH_BYTES
 
 
-class Careless:
-    """A worker that believes what it reads."""
-
-    def __init__(self, url: str, keys: Keys) -> None:
-        self._client = redis_py.Redis.from_url(url)
-        self._keys = keys
-        self.done: list[Any] = []
-
-    def run(self) -> None:
-        self._client.xgroup_create(self._keys.stream, DEFAULT_GROUP, "0")
-        read = self._client.xreadgroup(DEFAULT_GROUP, "careless", {self._keys.stream: ">"})
-        for _, fields in read[0][1]:
-            job_id, payload, *_ = msgpack.unpackb(fields[ENVELOPE])
-            self.done.append((job_id, fields.get(NAME, b"").decode(), msgpack.unpackb(payload)))
+#: By fault: no msgpack, a nesting bomb, an id that is no UTF-8.
+BAD = {41: b"\xc1", 42: b"\x91" * 100_000, 43: b"\x94\xa2\xff\xfe\xc4\x01\xc0\x01\x00"}
 
 
-@pytest.mark.parametrize(
-    ("bad", "name"),
-    [
-        pytest.param(b"\xc1", b"n", marks=pytest.mark.fault(41, control=True), id="broken"),
-        pytest.param(
-            b"\x91" * 100_000, b"n", marks=pytest.mark.fault(42, control=True), id="nested"
-        ),
-        pytest.param(
-            envelope(1), b"\xff\xfe", marks=pytest.mark.fault(43, control=True), id="no text"
-        ),
-    ],
-)
-async def test_one_bad_job_takes_the_others_along(
-    server: Server, keys: Keys, add_raw: AddRaw, bad: bytes, name: bytes
-) -> None:
+def each_bad(**mark: bool) -> pytest.MarkDecorator:
+    params = [
+        pytest.param(bad, marks=pytest.mark.fault(number, **mark), id=str(number))
+        for number, bad in BAD.items()
+    ]
+    return pytest.mark.parametrize("bad", params)
+
+
+async def run_beside(
+    start: Start, add_raw: AddRaw, caplog: pytest.LogCaptureFixture, bad: bytes
+) -> tuple[list[str], int]:
+    """A bad job between two good ones: which ran, and how many are buried, once that is all of
+    them or the worker cannot read on."""
     await add_raw(envelope(1, job_id="first"), b"n")
-    await add_raw(bad, name)
+    await add_raw(bad, b"n")
     await add_raw(envelope(2, job_id="last"), b"n")
-    careless = Careless(server.url, keys)
-    with pytest.raises((ValueError, msgpack.UnpackException)):
-        careless.run()
-    assert [job_id for job_id, _, _ in careless.done] == ["first"]
+    ran: list[str] = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job.id)
+
+    running = start(handler)
+
+    async def is_over() -> bool:
+        is_done = len(ran) == 2 and running.metrics.dlq_count() == 1
+        return is_done or "cannot be read" in caplog.text
+
+    await until(is_over, "one or the other")
+    return ran, running.metrics.dlq_count()
+
+
+@each_bad()
+async def test_one_bad_job_harms_no_other(
+    start: Start, add_raw: AddRaw, caplog: pytest.LogCaptureFixture, bad: bytes
+) -> None:
+    assert await run_beside(start, add_raw, caplog, bad) == (["first", "last"], 1)
+
+
+@each_bad(control=True)
+async def test_one_that_is_raised_instead_of_buried_takes_the_others_along(
+    start: Start,
+    add_raw: AddRaw,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: bytes,
+) -> None:
+    def judge(entry: Any, limits: Any, *, is_in_hand: bool) -> Any:
+        if entry.fault is not None:
+            raise ValueError(entry.detail)
+        return on_arrival(entry, limits, is_in_hand=is_in_hand)
+
+    monkeypatch.setattr(dispatcher, "on_arrival", judge)
+    ran, buried = await run_beside(start, add_raw, caplog, bad)
+    assert ("last" in ran, buried) == (False, 0)
 
 
 # ── Names ───────────────────────────────────────────────────────────────────────────────────────

@@ -5,18 +5,18 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
-from chasqui import Job, sync
+from chasqui import Job, Worker, sync
+from chasqui._core.entry import Entry
 from chasqui.connection import Connection
+from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
-from chasqui.request import Effect
-from tests.crash.test_broken_worker import BrokenWorker
+from chasqui.request import Effect, Request
+from tests.chaos.cancels import echo
 from tests.integration.consuming.conftest import Redis, Running, until
 from tests.ledger import Census, audit
 from tests.proxy import Proxy
@@ -28,22 +28,49 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 # ── They raise ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.fault(48, control=True)
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_an_ack_whatever_was_raised_is_caught(
-    server: Server, queue_name: str, tmp_path: Path, error: type[BaseException]
+ERRORS = pytest.mark.parametrize(
+    "error",
+    [SystemExit(7), KeyboardInterrupt(), asyncio.CancelledError(), BaseException("odd")],
+    ids=repr,
+)
+
+
+async def raise_in_a_run(server: Server, keys: Keys, error: BaseException) -> dict[str, set[int]]:
+    """A handler raises, and the worker is closed; what is wrong then."""
+    closing = []
+
+    async def handler(job: Job) -> None:
+        closing.append(asyncio.ensure_future(worker.close()))
+        raise error
+
+    worker = Worker(keys.queue, handler, redis_url=server.url, delayed_enabled=False)
+    async with Queue(keys.queue, redis_url=server.url) as queue:
+        await queue.add("n", {"n": 0}, backoff=60_000)
+    with contextlib.suppress(SystemExit, KeyboardInterrupt):
+        await worker.run()
+    await asyncio.gather(*closing)
+    return audit([0], [], Census.take(server.url, keys.queue)).faults
+
+
+@ERRORS
+@pytest.mark.fault(48)
+async def test_a_job_whose_handler_raised_is_not_done(
+    server: Server, keys: Keys, error: BaseException
 ) -> None:
-    with sync.Queue(queue_name, redis_url=server.url) as queue:
-        queue.add("n", {"n": 0})
-    worker = BrokenWorker(server.url, queue_name, tmp_path, "careless")
-    ((entry_id, _),) = worker.take()
-    with contextlib.suppress(error):
-        try:
-            raise error
-        finally:
-            worker.ack(entry_id)
-    found = audit([0], worker.ledger.read(), Census.take(server.url, queue_name))
-    assert found.lost == {0}
+    assert await raise_in_a_run(server, keys, error) == {}
+
+
+@ERRORS
+@pytest.mark.fault(48, control=True)
+async def test_a_failed_run_that_passes_for_a_good_one_is_caught(
+    server: Server, keys: Keys, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgive(self: Dispatcher, entry: Entry, error: BaseException, started_ns: int) -> bool:
+        self._completed(entry, entry.job_id, None, started_ns)
+        return True
+
+    monkeypatch.setattr(Dispatcher, "_failed", forgive)
+    assert await raise_in_a_run(server, keys, error) == {"lost": {0}}
 
 
 # ── They never return ───────────────────────────────────────────────────────────────────────────
@@ -216,23 +243,48 @@ async def test_a_reply_to_what_a_child_wrote_ends_the_link(
 # ── They cancel ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.fault(52, control=True)
-async def test_a_client_that_is_cancelled_before_its_answer_is_out_of_step(
-    server: Server,
-) -> None:
-    parts = urlsplit(server.url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-
-    async def echo(tag: str) -> str:
-        writer.write(f"ECHO {tag}\r\n".encode())
-        await reader.readline()
-        return (await reader.readline()).decode().strip()
-
-    assert await echo("1") == "1"
-    cancelled = asyncio.create_task(echo("2"))
-    await asyncio.sleep(0)  # it has written
+async def cancel_and_call(connection: Connection, proxy: Proxy) -> bytes:
+    """What a call is answered whose predecessor was cancelled on its way."""
+    await connection.connect()
+    assert connection._link is not None
+    proxy.stall()
+    cancelled = connection.submit(echo("cancelled"))
+    while not connection._link.inflight:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
-    assert await echo("3") != "3"
-    writer.close()
-    await writer.wait_closed()
+    await asyncio.wait([cancelled])
+    following = connection.submit(echo("following"))
+    proxy.resume()
+    answer: bytes = await following
+    return answer
+
+
+@pytest.mark.fault(52)
+async def test_a_call_behind_a_cancelled_one_gets_its_own_reply(
+    server: Server, connect: Callable[..., Connection], make_proxy: Callable[[str], Proxy]
+) -> None:
+    proxy = make_proxy(server.url)
+    assert await cancel_and_call(connect(proxy.url), proxy) == b"following"
+
+
+@pytest.mark.fault(52, control=True)
+async def test_a_reply_that_is_not_waited_for_goes_to_the_next_call(
+    server: Server,
+    connect: Callable[..., Connection],
+    make_proxy: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit = Connection.submit
+
+    def forgetful(self: Connection, request: Request) -> asyncio.Future[Any]:
+        def forget(future: asyncio.Future[Any]) -> None:
+            if future.cancelled() and self._link is not None:
+                self._link.inflight.remove(request)
+
+        future = submit(self, request)
+        future.add_done_callback(forget)
+        return future
+
+    monkeypatch.setattr(Connection, "submit", forgetful)
+    proxy = make_proxy(server.url)
+    assert await cancel_and_call(connect(proxy.url), proxy) == b"cancelled"
