@@ -51,7 +51,6 @@ def test_a_sound_one_passes(broken: BrokenWorker, url: str) -> None:
 
 
 @pytest.mark.fault(1, control=True)
-@pytest.mark.fault(4, control=True)
 def test_it_acknowledges_before_the_run_and_dies(broken: BrokenWorker, url: str) -> None:
     entries = broken.take()
     broken.ack(*(entry_id for entry_id, _ in entries))
@@ -108,7 +107,6 @@ def test_a_job_that_nobody_added(broken: BrokenWorker, url: str) -> None:
     assert faults(broken, url) == {"unexpected": {99}}
 
 
-@pytest.mark.fault(26, control=True)
 def test_it_takes_its_consumer_along(broken: BrokenWorker, url: str) -> None:
     broken.take(2)
     broken.leave()

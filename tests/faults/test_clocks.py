@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_py
 
-from chasqui import Job, RepeatPattern, promoter
+from chasqui import Job, RepeatPattern, ServerError, promoter, scripts
 from chasqui.connection import Connection
 from chasqui.keys import Keys
 from chasqui.promoter import PromoterConfig, PromoterDuty
@@ -18,13 +17,16 @@ from chasqui.queue import Queue
 from chasqui.request import Effect
 from chasqui.scheduler import SchedulerConfig, SchedulerDuty
 from tests.crash.conftest import Fleet, eventually
-from tests.faults.clock import HOUR_S, ClockServer, build_clock, clock_s
+from tests.faults.careless import careless
+from tests.faults.clock import HOUR_S, ClockServer, build_clock
 from tests.integration.consuming.conftest import Redis, Running
 from tests.integration.timed.facts import eventually as becomes_true
 from tests.integration.timed.facts import running as runs
+from tests.ledger import Audit
 from tests.servers import KINDS, Server
 
 IN_FLIGHT = 20
+WORKERS = ("one", "two", "three")
 
 
 @pytest.fixture(params=KINDS)
@@ -37,6 +39,46 @@ def clock_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clo
 # ── The server's ────────────────────────────────────────────────────────────────────────────────
 
 
+def jump_while_jobs_run(clock_server: ClockServer, fleet: Fleet, jump_s: int) -> Audit:
+    """The server's clock is set while three workers run jobs; the books when all is done."""
+    options = {"concurrency": 3 * IN_FLIGHT, "claim_min_idle_ms": 2000}
+    workers = [fleet.start(who, **options) for who in WORKERS]
+    fleet.started(*WORKERS)
+    held = fleet.add("hold", IN_FLIGHT)
+    eventually(lambda: fleet.ledger.count("start") == IN_FLIGHT, "all run")
+    last_id = _last_id(fleet)
+    clock_server.jump(jump_s)
+    later = fleet.add("quick", 50)
+    assert _last_id(fleet) > last_id, "ids rise"
+    eventually(lambda: _ended(fleet) >= set(later), "what was added later runs")
+    renewals = Renewals(fleet)
+    eventually(lambda: renewals.fewest(held) >= 4, "a lease and more has passed")
+    for worker in workers:
+        worker.open_gate()
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+    return fleet.audit()
+
+
+def _last_id(fleet: Fleet) -> tuple[int, ...]:
+    last_id = fleet.client.xinfo_stream(fleet.keys.stream)["last-generated-id"]
+    return tuple(map(int, last_id.split(b"-")))
+
+
+class Renewals:
+    """How often the idle time of each job has begun anew."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._idle_ms: dict[int, int] = {}
+        self._seen: Counter[int] = Counter()
+
+    def fewest(self, numbers: list[int]) -> int:
+        idle_ms = self._fleet.census().pending
+        self._seen.update(n for n, idle in idle_ms.items() if idle < self._idle_ms.get(n, 0))
+        self._idle_ms = idle_ms
+        return min(self._seen[n] for n in numbers)
+
+
 @pytest.mark.fault(30)
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
 def test_the_servers_clock_jumps_while_jobs_run(
@@ -44,49 +86,45 @@ def test_the_servers_clock_jumps_while_jobs_run(
 ) -> None:
     """An hour ahead every lease seems over: what is in flight may run once more, nothing else."""
     fleet = make_fleet(clock_server.url)
-    workers = [fleet.start(who, concurrency=3 * IN_FLIGHT) for who in ("one", "other")]
-    fleet.started("one", "other")
-    fleet.add("hold", IN_FLIGHT)
-    eventually(lambda: fleet.ledger.count("start") == IN_FLIGHT, "all run")
-    last_id = fleet.client.xinfo_stream(fleet.keys.stream)["last-generated-id"]
-
-    clock_server.jump(jump_s)
-    later = fleet.add("quick", 50)
-    eventually(lambda: _ended(fleet) >= set(later), "what was added later runs")
-    for worker in workers:
-        worker.open_gate()
-    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
-
-    found = fleet.audit()
+    found = jump_while_jobs_run(clock_server, fleet, jump_s)
     assert found.faults == {}
     assert found.extra_runs <= IN_FLIGHT
-    assert not set(found.extra) & set(later)
-    after_id = fleet.client.xinfo_stream(fleet.keys.stream)["last-generated-id"]
-    assert _order(after_id) > _order(last_id)
+    assert set(found.extra) <= set(fleet.added[:IN_FLIGHT])
 
 
 def _ended(fleet: Fleet) -> set[int]:
     return {fact.n for fact in fleet.ledger.read("end")}
 
 
-def _order(entry_id: bytes) -> tuple[int, ...]:
-    return tuple(map(int, entry_id.split(b"-")))
+@pytest.mark.fault(30, control=True)
+def test_without_renewals_what_is_in_flight_runs_again_and_again(
+    clock_server: ClockServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    """An entry that was taken over is one more lease that ends."""
+    fleet = make_fleet(clock_server.url)
+    target = "tests.crash.workers:make_without_heartbeat"
+    for who in WORKERS:
+        fleet.start(who, target=target, concurrency=3 * IN_FLIGHT)
+    fleet.started(*WORKERS)
+    fleet.add("hold", IN_FLIGHT)
+    clock_server.jump(HOUR_S)
+    eventually(lambda: fleet.audit().extra_runs > IN_FLIGHT, "the bound is broken")
 
 
 @pytest.mark.fault(30, control=True)
 def test_ids_made_of_a_clock_are_refused_when_it_goes_back(
-    clock_server: ClockServer, queue_name: str
+    clock_server: ClockServer,
+    make_fleet: Callable[[str], Fleet],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream = Keys(queue_name).stream
-    with redis_py.Redis.from_url(clock_server.url) as client:
-
-        def add_by_clock() -> None:
-            client.xadd(stream, {"d": "x"}, id=f"{int(clock_s(client) * 1000)}-0")
-
-        add_by_clock()
-        clock_server.jump(-HOUR_S)
-        with pytest.raises(redis_py.ResponseError, match="equal or smaller"):
-            add_by_clock()
+    by_clock = """
+    local time = server.call('TIME')
+    local id = string.format('%.0f-%d', time[1] * 1000, server.call('XLEN', key))
+    return ask(name, key, id, select(4, ...))
+    """
+    monkeypatch.setattr(scripts, "ADD", careless(scripts.ADD, "XADD", instead=by_clock))
+    with pytest.raises(ServerError, match="equal or smaller"):
+        jump_while_jobs_run(clock_server, make_fleet(clock_server.url), -HOUR_S)
 
 
 @pytest.mark.fault(30)

@@ -1,10 +1,17 @@
 """Workers that are killed or told to stop: what the rest of the suite shows, and its controls."""
 
+import signal
+import subprocess
+from typing import Any
+
 import pytest
 
 from chasqui.keys import DEFAULT_GROUP
-from tests.crash.conftest import Fleet, eventually
+from tests.crash.conftest import WAIT_S, Fleet, eventually
 from tests.crash.load import Seed
+
+#: How long the control waits for a process that does not end.
+HANG_S = 4.0
 
 
 def run_once_each(fleet: Fleet) -> None:
@@ -39,6 +46,35 @@ def test_a_worker_that_is_replaced(fleet: Fleet, stop: str) -> None:
         old.kill()
         with pytest.raises(AssertionError):
             run_once_each(fleet)
+
+
+def stop_twice(fleet: Fleet, limit_s: float = WAIT_S, **options: Any) -> dict[str, set[int]]:
+    """A second signal ends a worker in its drain; what is wrong then."""
+    fleet.add("hold", 5)
+    worker = fleet.start("worker", claim_min_idle_ms=60_000, **options)
+    eventually(lambda: fleet.ledger.count("start") == 5, "they run")
+    worker.terminate()
+    eventually(lambda: "draining" in worker.log, "it drains")
+    worker.terminate()
+    assert worker.wait(limit_s) == 128 + signal.SIGTERM
+    return fleet.audit().faults
+
+
+@pytest.mark.fault(4)
+def test_a_worker_that_is_told_twice(fleet: Fleet) -> None:
+    assert stop_twice(fleet) == {}
+
+
+@pytest.mark.fault(4, control=True)
+def test_one_that_ignores_the_second_signal_is_caught(fleet: Fleet) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        stop_twice(fleet, HANG_S, target="tests.faults.workers:deaf")
+
+
+@pytest.mark.fault(4, control=True)
+def test_one_that_acknowledges_what_it_cut_short_is_caught(fleet: Fleet) -> None:
+    wrong = stop_twice(fleet, target="tests.faults.workers:hasty")
+    assert wrong == {"lost": set(fleet.added)}
 
 
 @pytest.mark.fault(1)
@@ -80,6 +116,28 @@ def test_a_worker_removes_no_consumer(fleet: Fleet) -> None:
     heir.terminate()
     assert heir.wait() == 0
     assert fleet.consumers() == {"doomed": 0, "heir": 0}
+
+
+def leave_with_jobs(fleet: Fleet, **options: Any) -> dict[str, set[int]]:
+    """A worker ends before its handlers do; what is wrong then."""
+    fleet.add("hold", 5)
+    worker = fleet.start("worker", shutdown_deadline_s=0.1, **options)
+    eventually(lambda: fleet.ledger.count("start") == 5, "they run")
+    worker.terminate()
+    assert worker.wait() == 1
+    return fleet.audit().faults
+
+
+@pytest.mark.fault(26)
+def test_a_worker_that_leaves_jobs_behind_leaves_its_consumer(fleet: Fleet) -> None:
+    assert leave_with_jobs(fleet) == {}
+    assert fleet.consumers() == {"worker": 5}
+
+
+@pytest.mark.fault(26, control=True)
+def test_one_that_takes_its_consumer_along_is_caught(fleet: Fleet) -> None:
+    wrong = leave_with_jobs(fleet, target="tests.faults.workers:tidy")
+    assert wrong == {"stuck": set(fleet.added)}
 
 
 @pytest.mark.fault(26)

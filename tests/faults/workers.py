@@ -1,0 +1,43 @@
+"""Workers of a fleet with one protection switched off, each in its own process:
+`fleet.start("who", target="tests.faults.workers:deaf")`."""
+
+import asyncio
+
+from chasqui import Worker
+from chasqui._core.entry import Entry
+from chasqui.consumer import Engine
+from chasqui.consumer.dispatcher import Dispatcher
+from chasqui.request import Effect
+from chasqui.runner import Stop
+from tests.crash.workers import make
+
+
+def deaf() -> Worker:
+    """Does nothing on the second signal."""
+    Stop.now = lambda self, code: None  # type: ignore[method-assign]
+    return make()
+
+
+def hasty() -> Worker:
+    """Takes a run that was cancelled for one that is done."""
+
+    def forgive(self: Dispatcher, entry: Entry, error: BaseException, started_ns: int) -> bool:
+        self._completed(entry, entry.job_id, None, started_ns)
+        return False
+
+    Dispatcher._failed = forgive  # type: ignore[method-assign]
+    return make()
+
+
+def tidy() -> Worker:
+    """Removes its consumer when it leaves, with whatever that has."""
+    let_go = Engine._let_go
+
+    async def leave(self: Engine, tasks: list[asyncio.Task[None]]) -> None:
+        group, consumer = self.config.group, self.config.consumer_id
+        command = ("XGROUP", "DELCONSUMER", self.keys.stream, group, consumer)
+        await self.connection.execute(*command, effect=Effect.IDEMPOTENT)
+        await let_go(self, tasks)
+
+    Engine._let_go = leave  # type: ignore[method-assign]
+    return make()
