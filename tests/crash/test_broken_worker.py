@@ -65,7 +65,6 @@ def test_it_adds_the_retry_and_dies_before_the_ack(broken: BrokenWorker, url: st
     assert faults(broken, url) == {"doubled": {0}}
 
 
-@pytest.mark.fault(5, control=True)
 def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_path: Path) -> None:
     """The same steps through the fenced script are refused: that is what the fence is for."""
     entries = broken.take()

@@ -14,38 +14,32 @@ from tests.crash.load import Seed
 HANG_S = 4.0
 
 
-def run_once_each(fleet: Fleet) -> None:
-    """What a stop must leave: everything done, nothing twice."""
-    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
-    audit = fleet.audit()
-    assert audit.faults == {}
-    assert audit.extra_runs == 0
-
-
-@pytest.mark.parametrize(
-    "stop",
-    [
-        pytest.param("drain", marks=pytest.mark.fault(3)),
-        pytest.param("kill", marks=pytest.mark.fault(3, control=True)),
-    ],
-)
-def test_a_worker_that_is_replaced(fleet: Fleet, stop: str) -> None:
-    """The same deploy with a drain, and with the drain left out."""
+def replace(fleet: Fleet, **options: Any) -> tuple[dict[str, set[int]], int]:
+    """A deploy: a worker is told to stop while another one is there; what is wrong when all is
+    done, and how many runs too many there were."""
     fleet.add("hold", 5)
-    old = fleet.start("old")
+    old = fleet.start("old", **options)
     eventually(lambda: fleet.ledger.count("start") == 5, "they run")
     new = fleet.start("new")
     new.open_gate()
     fleet.started("new")
-    if stop == "drain":
-        old.terminate()
-        old.open_gate()
-        assert old.wait() == 0
-        run_once_each(fleet)
-    else:
-        old.kill()
-        with pytest.raises(AssertionError):
-            run_once_each(fleet)
+    old.terminate()
+    eventually(lambda: "draining" in old.log, "it drains")
+    old.open_gate()
+    assert old.wait() == 0
+    eventually(lambda: fleet.census().is_empty, "all is acknowledged")
+    audit = fleet.audit()
+    return audit.faults, audit.extra_runs
+
+
+@pytest.mark.fault(3)
+def test_a_worker_that_is_replaced(fleet: Fleet) -> None:
+    assert replace(fleet) == ({}, 0)
+
+
+@pytest.mark.fault(3, control=True)
+def test_without_a_drain_its_jobs_run_again(fleet: Fleet) -> None:
+    assert replace(fleet, target="tests.faults.workers:abrupt") == ({}, 5)
 
 
 def stop_twice(fleet: Fleet, limit_s: float = WAIT_S, **options: Any) -> dict[str, set[int]]:

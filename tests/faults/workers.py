@@ -2,6 +2,7 @@
 `fleet.start("who", target="tests.faults.workers:deaf")`."""
 
 import asyncio
+import os
 
 from chasqui import Worker
 from chasqui._core.entry import Entry
@@ -10,6 +11,12 @@ from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.request import Effect
 from chasqui.runner import Stop
 from tests.crash.workers import make
+
+
+def abrupt() -> Worker:
+    """Ends at the first signal, without a drain."""
+    Stop.drain = lambda self: os._exit(0)  # type: ignore[method-assign]
+    return make()
 
 
 def deaf() -> Worker:
