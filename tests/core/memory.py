@@ -1,10 +1,12 @@
 """How much memory a process holds, for tests that must not lose any."""
 
+import contextlib
 import ctypes
 import gc
 import os
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
@@ -19,6 +21,18 @@ def rss_bytes() -> int:
     if not _STATM.exists():
         return 0
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def at_most(more_bytes: int) -> Iterator[None]:
+    """Lets this process reserve at most so much more, touched or not: beyond it is MemoryError."""
+    size = int(_STATM.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _Mallinfo2(ctypes.Structure):
