@@ -24,6 +24,9 @@ from chasqui.request import Effect, Request, commands
 OnFull: TypeAlias = Literal["raise", "wait"]
 Durable: TypeAlias = Literal["disk", "replica"]
 
+#: A chunk's: who made it, and its number among his.
+Number: TypeAlias = tuple[str, int]
+
 #: Jobs in one script: long enough to be cheap, short enough not to hold the server up.
 CHUNK_JOBS: Final = 250
 CHUNK_BYTES: Final = 1 << 20
@@ -201,21 +204,23 @@ class Numbering:
     def __init__(self, keys: Keys, maxlen: int | str) -> None:
         self._keys = keys
         self._maxlen = maxlen
-        self._own = (0, "", itertools.count())
+        #: Of each process its id and its numbers.
+        self._own: dict[int, tuple[str, itertools.count[int]]] = {}
         # Buffers that nobody uses right now: a working one is not among them.
         self._buffers: list[CommandBuffer] = []
 
     @property
     def producer_id(self) -> str:
-        return self._identity()[1]
+        return self._identity()[0]
 
-    def number(self) -> int:
+    def number(self) -> Number:
         """The number of a chunk that is to be made more than once."""
-        return next(self._identity()[2])
+        producer_id, numbers = self._identity()
+        return producer_id, next(numbers)
 
-    def mark(self, batch: Batch, number: int) -> Request:
+    def mark(self, batch: Batch, of: Number) -> Request:
         """Asks whether the batch's chunk of this number is in: the reply is 1 if it is."""
-        keys, producer_id = self._keys, self.producer_id
+        keys, (producer_id, number) = self._keys, of
         if batch.kinds is None:
             page, bit = divmod(number, PAGE_BITS)
             return commands(("GETBIT", keys.applied(producer_id, page), bit), effect=Effect.READ)
@@ -223,8 +228,7 @@ class Numbering:
 
     def answer_key(self) -> bytes:
         """Where the answer to one call is kept for its repeats."""
-        _, producer_id, numbers = self._identity()
-        return self._keys.flags(producer_id, next(numbers))
+        return self._keys.flags(*self.number())
 
     def chunk(
         self,
@@ -234,17 +238,15 @@ class Numbering:
         now_ms: int,
         ids: list[str],
         limit: int | None = None,
-        number: int | None = None,
+        of: Number | None = None,
     ) -> Request:
         """One script call for one slice of the batch; appends the ids of its jobs.
 
-        `limit` is the backlog beyond which the server refuses it. With the `number` of an earlier
+        `limit` is the backlog beyond which the server refuses it. With the number `of` an earlier
         one it is that one once more, if all ids were drawn before.
         """
         keys = self._keys
-        _, producer_id, numbers = self._identity()
-        if number is None:
-            number = next(numbers)
+        producer_id, number = of or self.number()
         full: int | str = "" if limit is None else limit
         payloads, names = batch.payloads, batch.names
         part_ids = None if batch.ids is None else batch.ids[part]
@@ -305,10 +307,15 @@ class Numbering:
         self._buffers.append(buffer)
         return request
 
-    def _identity(self) -> tuple[int, str, "itertools.count[int]"]:
-        own = self._own
-        if own[0] != os.getpid():
-            own = self._own = (os.getpid(), str(uuid.uuid4()), itertools.count())
+    def _identity(self) -> tuple[str, "itertools.count[int]"]:
+        """What this process numbers with, the same for all its threads: two that begin at once must
+        not have the same numbers. Without a lock: one held at a fork stays held for ever."""
+        pid = os.getpid()
+        own = self._own.get(pid)
+        if own is None:
+            own = self._own.setdefault(pid, (str(uuid.uuid4()), itertools.count()))
+            for other in self._own.keys() - {pid}:
+                self._own.pop(other, None)  # a child may get the pid of one that is gone
         return own
 
 

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import threading
 import tracemalloc
+import types
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,12 +14,15 @@ from typing import Any
 import pytest
 import redis as redis_py
 
+from chasqui import sync
+from chasqui.adding import Numbering
 from chasqui.errors import NotSupportedError, OutcomeUnknownError, QueueFullError
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from chasqui.request import Request
 from tests.crash.conftest import eventually
 from tests.integration.conftest import until
-from tests.proxy import Fault, Proxy
+from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
 
 
@@ -122,6 +128,39 @@ async def test_adds_at_once_share_their_waits(
     assert all(job.is_new for job in jobs)
     with redis_py.Redis.from_url(server.url) as redis:
         assert redis.xlen(keys.stream) == 626
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+@pytest.mark.parametrize("options", [{}, {"delay_ms": 90_000}], ids=["now", "later"])
+def test_threads_that_begin_at_once_are_not_taken_for_one_another(
+    options: dict[str, Any],
+    kind: str,
+    private_server: Callable[..., Server],
+    queue_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Each draws an id for the producer before the other has one, and a number before the other
+    makes its chunk."""
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    drawing, making = threading.Barrier(2), threading.Barrier(2)
+
+    def uuid4() -> uuid.UUID:
+        drawing.wait(WAIT_S)
+        return uuid.uuid4()
+
+    def mark(*arguments: Any) -> Request:
+        making.wait(WAIT_S)
+        return real_mark(*arguments)
+
+    real_mark = Numbering.mark
+    monkeypatch.setattr("chasqui.adding.uuid", types.SimpleNamespace(uuid4=uuid4))
+    monkeypatch.setattr(Numbering, "mark", mark)
+    with sync.Queue(queue_name, redis_url=server.url, durable="disk") as queue:
+        with ThreadPoolExecutor(2) as pool:
+            adds = [pool.submit(queue.add, "n", n, **options) for n in range(2)]
+            assert all(add.result().is_new for add in adds)
+        counts = queue.counts()
+        assert counts.waiting + counts.delayed == 2
 
 
 def handed_over(queue: Any) -> int:

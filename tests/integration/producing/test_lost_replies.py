@@ -284,7 +284,7 @@ async def test_chunks_are_known_across_pages_of_the_bitmap(
     proxy = make_proxy(server.url)
     async with Queue(queue_name, redis_url=proxy.url) as queue:
         numbering = queue._producer.plans.numbering
-        numbering._own = (os.getpid(), numbering.producer_id, itertools.count(PAGE_BITS - 3))
+        numbering._own[os.getpid()] = (numbering.producer_id, itertools.count(PAGE_BITS - 3))
         for n in range(6):
             if n in (2, 3):  # the last of one page and the first of the next
                 proxy.fail(Fault.CUT_AFTER, "EVALSHA")
