@@ -1,15 +1,15 @@
 """The dead-letter queue: looking through it, moving jobs back, deleting them. Plans, no I/O."""
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from chasqui import scripts
+from chasqui._core.command import cut
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.adding import ANSWER_TTL_S, CHUNK_JOBS
+from chasqui.adding import ANSWER_TTL_S, CHUNK_BYTES, CHUNK_JOBS, MAX_COUNT
 from chasqui.drafts import unix_ms
 from chasqui.errors import PayloadError
 from chasqui.keys import (
@@ -29,9 +29,11 @@ from chasqui.payload import decode
 from chasqui.plans import Plans, check_flag, check_limit
 from chasqui.request import Effect, Plan, commands
 
-#: Entries read at a time.
+#: Entries read at a time: a few first, more while they are small.
 PAGE: Final = 500
 FIRST_PAGE: Final = 16
+#: About as many bytes.
+PAGE_BYTES: Final = 4 * CHUNK_BYTES
 # An entry is here because it could not run: it is listed whatever its size.
 _ANY_SIZE = 1 << 40
 _DLQ_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -130,6 +132,15 @@ class Selection:
             and (self.where is None or bool(self.where(job)))
         )
 
+    def jobs(self, entries: Iterable[Entry]) -> Iterator[DeadJob]:
+        """Those among the entries that are meant."""
+        return (job for job in map(_dead_job, entries) if self.takes(job))
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether an entry must be read to know if it is meant."""
+        return any(one is not None for one in (self.name, self.reason, self.where))
+
     @property
     def bounds(self) -> tuple[str, str]:
         """The range of DLQ ids that the times allow."""
@@ -145,13 +156,9 @@ def peek(keys: Keys, limit: int, selection: Selection = EVERYTHING) -> Plan[list
     """The oldest dead jobs that are meant, at most `limit`."""
     check_limit(limit)
     found: list[DeadJob] = []
-    after: str | None = None
-    while len(found) < limit:
-        count = min(PAGE, limit) if selection is EVERYTHING else PAGE
-        page, after = yield from read_page(keys, selection, after, count)
-        found += [job for job, _ in page if selection.takes(job)]
-        if after is None:
-            break
+    pages = Pages(keys, selection, limit)
+    while len(found) < limit and not pages.are_over:
+        found += selection.jobs((yield from pages.read(len(found))))
     return found[:limit]
 
 
@@ -173,50 +180,81 @@ def find(keys: Keys, job_id: str, since_ms: int, until_ms: int) -> Plan[DeadJob 
                 return _dead_job(entry)
         if len(entries) < count:
             return None
-        high, count = f"({entries[-1].id.decode()}", min(2 * count, PAGE)
+        high, count = f"({entries[-1].id.decode()}", _next_count(count, entries)
 
 
-def read_page(
-    keys: Keys,
-    selection: Selection,
-    after: str | None,
-    count: int = PAGE,
-    last: str | None = None,
-) -> Plan[tuple[list[tuple[DeadJob, Entry]], str | None]]:
-    """The next entries behind the id `after`, and the id to go on from (None: the end).
+class Pages:
+    """The entries that may be meant, oldest first, page by page.
 
+    The server bounds a page by entries, not by bytes: each tells how many the next may have.
     What came later than `last` is not looked at.
     """
-    if selection.ids is not None:
-        return (yield from _read_ids(keys, selection.ids, after, count))
-    low, high = selection.bounds
-    start = low if after is None else f"({after}"
-    if last is not None and (high == "+" or int(high) >= _id_order(last)[0]):
-        high = last
-    entries: list[Entry] = yield commands(
-        ("XRANGE", keys.dlq, start, high, "COUNT", count),
-        effect=Effect.READ,
-        builder=EntryBuilder("range", _ANY_SIZE),
-    )
-    page = [(_dead_job(entry), entry) for entry in entries]
-    return page, page[-1][0].dlq_id if len(page) == count else None
+
+    def __init__(
+        self, keys: Keys, selection: Selection, limit: int = MAX_COUNT, last: str | None = None
+    ) -> None:
+        #: There is nothing more to read.
+        self.are_over = False
+        self._keys = keys
+        self._selection = selection
+        self._limit = limit
+        self._last = last
+        self._after: str | None = None
+        self._count = FIRST_PAGE
+        #: How many entries were asked for so far.
+        self._asked = 0
+
+    def read(self, done: int = 0) -> Plan[list[Entry]]:
+        """The next of them. `done` is how many of those before count towards the limit."""
+        count = self._count
+        if not self._selection.looks_inside:
+            # As many as are still wanted, and as many again as were asked for in vain.
+            count = min(count, self._limit - done + self._asked - done)
+        ids = self._selection.ids
+        if ids is None:
+            entries = yield from self._read_range(count)
+            self.are_over = len(entries) < count
+        else:
+            entries = yield from self._read_ids(ids[self._asked : self._asked + count])
+            self.are_over = self._asked + count >= len(ids)
+        self._asked += count
+        self._count = _next_count(self._count, entries)
+        return entries
+
+    def _read_range(self, count: int) -> Plan[list[Entry]]:
+        low, high = self._selection.bounds
+        start = low if self._after is None else f"({self._after}"
+        last = self._last
+        if last is not None and (high == "+" or int(high) >= _id_order(last)[0]):
+            high = last
+        entries: list[Entry] = yield commands(
+            ("XRANGE", self._keys.dlq, start, high, "COUNT", count),
+            effect=Effect.READ,
+            builder=EntryBuilder("range", _ANY_SIZE),
+        )
+        if entries:
+            self._after = entries[-1].id.decode()
+        return entries
+
+    def _read_ids(self, ids: Sequence[str]) -> Plan[list[Entry]]:
+        if not ids:
+            return []
+        replies = yield commands(
+            *(("XRANGE", self._keys.dlq, one, one) for one in ids),
+            effect=Effect.READ,
+            builder=EntryBuilder("range", _ANY_SIZE),
+        )
+        return [entry for reply in (replies if len(ids) > 1 else [replies]) for entry in reply]
 
 
-def _read_ids(
-    keys: Keys, ids: Sequence[str], after: str | None, count: int
-) -> Plan[tuple[list[tuple[DeadJob, Entry]], str | None]]:
-    start = 0 if after is None else bisect_right(ids, _id_order(after), key=_id_order)
-    part = ids[start : start + count]
-    if not part:
-        return [], None
-    replies = yield commands(
-        *(("XRANGE", keys.dlq, one, one) for one in part),
-        effect=Effect.READ,
-        builder=EntryBuilder("range", _ANY_SIZE),
-    )
-    found = (entries for entries in (replies if len(part) > 1 else [replies]))
-    page = [(_dead_job(entry), entry) for entries in found for entry in entries]
-    return page, part[-1] if len(part) == count else None
+def _next_count(count: int, entries: list[Entry]) -> int:
+    """How many entries to read after these: twice as many, as far as their size allows."""
+    size = sum(map(_size, entries)) or 1
+    return max(1, min(2 * count, PAGE, PAGE_BYTES * max(1, len(entries)) // size))
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.envelope or b"") + sum(map(len, (entry.extra or {}).values()))
 
 
 def _last_id(keys: Keys) -> Plan[str]:
@@ -240,11 +278,12 @@ def replay(
     check_flag("dry_run", dry_run)
     keys = plans.keys
     done = 0
-    after: str | None = None
-    last = yield from _last_id(keys)
-    while done < limit:
-        page, after = yield from read_page(keys, selection, after, last=last)
-        meant = [entry for job, entry in page if entry.fault is None and selection.takes(job)]
+    pages = Pages(keys, selection, limit, last=(yield from _last_id(keys)))
+    while done < limit and not pages.are_over:
+        page = yield from pages.read(done)
+        meant = [
+            entry for entry in page if entry.fault is None and selection.takes(_dead_job(entry))
+        ]
         meant = meant[: limit - done]
         if dry_run:
             done += len(meant)
@@ -259,8 +298,7 @@ def replay(
                     [plans.maxlen, ANSWER_TTL_S, *_words(part)],
                     Effect.IDEMPOTENT,
                 )
-        if after is None:
-            break
+        del page, meant  # before the next are read
     return done
 
 
@@ -274,23 +312,21 @@ def delete(
     check_limit(limit)
     check_flag("dry_run", dry_run)
     done = 0
-    after: str | None = None
-    last = yield from _last_id(keys)
-    while done < limit:
-        page, after = yield from read_page(keys, selection, after, last=last)
-        meant = [job.dlq_id for job, _ in page if selection.takes(job)][: limit - done]
+    pages = Pages(keys, selection, limit, last=(yield from _last_id(keys)))
+    while done < limit and not pages.are_over:
+        page = yield from pages.read(done)
+        meant = [job.dlq_id for job in selection.jobs(page)][: limit - done]
+        del page  # only the ids are needed from here on
         if meant and not dry_run:
             done += yield commands(("XDEL", keys.dlq, *meant), effect=Effect.IDEMPOTENT)
         else:
             done += len(meant)
-        if after is None:
-            break
     return done
 
 
 def _parts(entries: list[Entry]) -> Iterator[list[Entry]]:
-    for start in range(0, len(entries), CHUNK_JOBS):
-        yield entries[start : start + CHUNK_JOBS]
+    for part in cut([entry.envelope or b"" for entry in entries], CHUNK_JOBS, CHUNK_BYTES):
+        yield entries[part]
 
 
 def _words(entries: list[Entry]) -> Iterator[bytes | str]:

@@ -254,14 +254,10 @@ class Queue:
     ) -> AsyncIterator[DeadJob]:
         """Every dead job that is meant, oldest first, page by page."""
         selection = Selection(ids, name, reason, since, until, where)
-        after: str | None = None
-        while True:
-            page, after = await self._run(dlq.read_page(self._producer.keys, selection, after))
-            for job, _ in page:
-                if selection.takes(job):
-                    yield job
-            if after is None:
-                return
+        pages = dlq.Pages(self._producer.keys, selection)
+        while not pages.are_over:
+            for job in selection.jobs(await self._run(pages.read())):
+                yield job
 
     async def replay_dlq(
         self,

@@ -244,14 +244,9 @@ class Queue:
     ) -> Iterator[DeadJob]:
         """Every dead job that is meant, oldest first, page by page."""
         selection = Selection(ids, name, reason, since, until, where)
-        after: str | None = None
-        while True:
-            page, after = self._run(dlq.read_page(self._plans.keys, selection, after))
-            for job, _ in page:
-                if selection.takes(job):
-                    yield job
-            if after is None:
-                return
+        pages = dlq.Pages(self._plans.keys, selection)
+        while not pages.are_over:
+            yield from selection.jobs(self._run(pages.read()))
 
     def replay_dlq(
         self,

@@ -1,7 +1,8 @@
 """The dead-letter queue: looked through, replayed, deleted, by every way to say which."""
 
 import asyncio
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ import redis as redis_py
 
 from chasqui.errors import PayloadError
 from chasqui.keys import Keys
+from tests.proxy import Proxy
 
 Bury = Callable[..., list[str]]
 
@@ -207,6 +209,60 @@ async def test_nor_within_a_small_limit(queue: Any, bury: Bury):
     assert await queue.replay_dlq(500, where=where) == 500
     bury(3)
     assert await queue.replay_dlq(ids=iter([(await queue.peek_dlq(1))[0]["dlq_id"]])) == 1
+
+
+async def test_what_is_held_is_bounded_in_bytes(queue: Any, redis: redis_py.Redis, keys: Keys):
+    """Half a hundred jobs of a megabyte are fewer than fit into a page."""
+    payload = bytes(1 << 20)
+    for number in range(50):
+        redis.xadd(keys.dlq, {"d": msgpack.packb([f"job-{number}", payload, 1, 3]), "n": "big"})
+
+    async def look_through() -> int:
+        return sum([len(job.envelope) >> 20 async for job in queue.iter_dlq()])
+
+    async def peak_mb(deed: Awaitable[int], outcome: int) -> float:
+        tracemalloc.start()
+        try:
+            assert await deed == outcome
+            return tracemalloc.get_traced_memory()[1] / (1 << 20)
+        finally:
+            tracemalloc.stop()
+
+    try:
+        assert await peak_mb(queue.replay_dlq(1), 1) < 10
+        assert await peak_mb(queue.delete_dlq(1), 1) < 10
+        assert await peak_mb(queue.replay_dlq(name="small"), 0) < 40
+        assert await peak_mb(look_through(), 48) < 40
+        assert await peak_mb(queue.delete_dlq(8), 8) < 20
+        assert await peak_mb(queue.replay_dlq(name="big"), 40) < 40
+        assert redis.xlen(keys.stream) == 41
+    finally:
+        redis.delete(keys.dlq, keys.stream)
+
+
+async def test_a_small_limit_finds_the_one_behind_many_that_cannot_be_meant(
+    make_queue: Callable[..., Any],
+    make_proxy: Callable[[str], Proxy],
+    server: Any,
+    redis: redis_py.Redis,
+    keys: Keys,
+    bury: Bury,
+):
+    pipeline = redis.pipeline(transaction=False)
+    for _ in range(1000):
+        pipeline.xadd(keys.dlq, {"d": b"\xc1", "source_id": "8-8", "reason": "decode_failed"})
+    pipeline.execute()
+    replayed, left = bury(2)
+    proxy = make_proxy(server.url)
+    queue = make_queue(redis_url=proxy.url)
+    assert await queue.replay_dlq(1) == 1
+    assert proxy.count("XRANGE") < 20
+    gone = [f"1-{number}" for number in range(1000)]
+    before = len(proxy.reads)
+    assert await queue.delete_dlq(1, ids=[*gone, replayed]) == 0
+    assert await queue.delete_dlq(1, ids=[*gone, left]) == 1
+    assert len(proxy.reads) - before < 50
+    assert redis.xlen(keys.dlq) == 1000
 
 
 async def test_two_replays_at_once_double_nothing(
