@@ -43,6 +43,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PENDING: Any = object()
+#: Told at once: to wait would be for ever.
+INTERRUPTED = (
+    "this thread is in a call of this connection already: a signal handler or a finalizer cannot "
+    "use it meanwhile; let it set a flag, or give it a queue of its own"
+)
 
 
 class BlockingConnection:
@@ -136,8 +141,8 @@ class BlockingConnection:
         if (link := side.link) is not None:
             link.interrupt()
         with side.lock:
-            side.drop_link()
-            side.directory.close()
+            if not side.is_busy:  # else a call that we interrupt: it lets go as it ends
+                side.let_go()
 
     def _exchange(self, requests: Iterable[Request], ahead: float = math.inf) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
@@ -147,9 +152,17 @@ class BlockingConnection:
         if not side.lock.acquire(timeout=self._request_timeout_s):
             raise UnreachableError(f"no answer from {self.endpoint} to earlier calls in time")
         try:
-            if self._is_closed:
-                raise ClosedError("the connection is closed")
-            return _Exchange(self, side, iter(requests), deadline_s, ahead).run()
+            if side.is_busy:
+                raise RuntimeError(INTERRUPTED)
+            try:
+                side.is_busy = True
+                if self._is_closed:
+                    raise ClosedError("the connection is closed")
+                return _Exchange(self, side, iter(requests), deadline_s, ahead).run()
+            finally:
+                side.is_busy = False
+                if self._is_closed:
+                    side.let_go()
         finally:
             side.lock.release()
 
@@ -170,7 +183,9 @@ class _Side:
     """What belongs to one process."""
 
     def __init__(self, endpoint: Endpoint, search: Search) -> None:
-        self.lock = threading.Lock()
+        #: One that its own thread gets again: who interrupts a call there finds it busy.
+        self.lock = threading.RLock()
+        self.is_busy = False
         self.closing = threading.Event()
         self.link: BlockingLink | None = None
         self.redial = Redial(search)
@@ -184,6 +199,11 @@ class _Side:
         if link is not None:
             link.close()
             self.redial.link_down(time.monotonic())
+
+    def let_go(self) -> None:
+        """Keep nothing open. A second call does nothing."""
+        self.drop_link()
+        self.directory.close()
 
 
 class _Exchange:

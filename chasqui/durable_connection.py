@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Any
 
-from chasqui.blocking import BlockingConnection
+from chasqui.blocking import INTERRUPTED, BlockingConnection
 from chasqui.connection import Connection
 from chasqui.durable import DurableRequest, replies_for_each, with_wait
 from chasqui.errors import OutcomeUnknownError
@@ -101,6 +101,8 @@ class BlockingDurableConnection(BlockingConnection):
         try:
             with line.lock:
                 if request.outcome is None:
+                    if line.is_busy:
+                        raise RuntimeError(INTERRUPTED)
                     self._wait(line)
         except BaseException:
             if request in line.next:  # not sent yet: nobody is to send it later
@@ -111,9 +113,11 @@ class BlockingDurableConnection(BlockingConnection):
         return request.outcome
 
     def _wait(self, line: "_Line") -> None:
-        taken, line.next = line.next, []
+        taken: list[DurableRequest] = []
         outcome: BaseException | None = None
         try:
+            line.is_busy = True
+            taken, line.next = line.next, []
             whole = with_wait(taken)
             replies = super().call(whole)
             for request, own in zip(taken, replies_for_each(replies), strict=True):
@@ -125,6 +129,7 @@ class BlockingDurableConnection(BlockingConnection):
             outcome = OutcomeUnknownError("the thread that waited for all was interrupted")
             raise
         finally:
+            line.is_busy = False
             if outcome is not None:
                 for request in taken:
                     request.outcome = outcome
@@ -134,5 +139,7 @@ class _Line:
     """Durable requests of one process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        #: As that of a connection's side.
+        self.lock = threading.RLock()
+        self.is_busy = False
         self.next: list[DurableRequest] = []

@@ -4,16 +4,19 @@ import asyncio
 import gc
 import os
 import random
+import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from chasqui import scripts
+from chasqui import scripts, sync
 from chasqui._core.entry import EntryBuilder
 from chasqui.blocking import BlockingConnection
+from chasqui.durable_connection import BlockingDurableConnection
 from chasqui.errors import (
     AuthenticationError,
     ClosedError,
@@ -455,7 +458,7 @@ def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(connection.call, echo("parent"))
         side = connection._side()
-        while not side.lock.locked():
+        while not side.is_busy:
             pass
         pid = os.fork()
         if pid == 0:
@@ -492,6 +495,96 @@ def test_close_ends_the_calls_of_other_threads(
         connection.call(echo("x"))
     proxy.wait_for(lambda: not proxy._links)
     gc.collect()  # an unclosed socket would warn, and warnings are errors
+
+
+class Handler:
+    """Interrupts what this thread does, as soon as `is_time`, for a deed; what that raised."""
+
+    def __init__(self, is_time: Callable[[], bool], deed: Callable[[], object]) -> None:
+        self.raised: Exception | None = None
+        self._deed = deed
+        self._thread = threading.Thread(target=self._interrupt, args=(is_time,))
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGUSR1, self._handle)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+
+    def _interrupt(self, is_time: Callable[[], bool]) -> None:
+        while not is_time():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _handle(self, *_: object) -> None:
+        try:
+            self._deed()
+        except Exception as error:
+            self.raised = error
+
+
+def test_a_signal_handler_is_told_at_once_that_its_thread_is_in_a_call(
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.stall()
+
+    def deed() -> None:
+        try:
+            connection.call(echo("handler"))
+        finally:
+            proxy.resume()
+
+    side = connection._side()
+    with Handler(lambda: side.is_busy, deed) as handler:
+        assert connection.call(echo("x")) == b"x"
+    assert type(handler.raised) is RuntimeError
+    assert "already" in str(handler.raised)
+    assert connection.call(echo("y")) == b"y"
+
+
+def test_a_signal_handler_closes_what_its_thread_waits_for(
+    server: Server, connect_blocking: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect_blocking(proxy.url)
+    connection.connect()
+    proxy.fail(Fault.SWALLOW, "ECHO")
+    is_time = lambda: proxy.commands[-1] == b"ECHO"  # noqa: E731
+    with Handler(is_time, connection.close) as handler, pytest.raises(ClosedError):
+        connection.call(echo("x"))
+    assert handler.raised is None
+    proxy.wait_for(lambda: not proxy._links)
+
+
+@pytest.mark.parametrize("kind", ["redis-8.6", "valkey-9"])
+def test_nor_does_a_signal_handler_wait_for_a_durable_add(
+    kind: str, private_server: Callable[..., Server], make_proxy: MakeProxy, queue_name: str
+) -> None:
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    proxy = make_proxy(server.url)
+    with sync.Queue(queue_name, redis_url=proxy.url, durable="disk") as queue:
+        queue.add("n", 1)
+        assert isinstance(queue._durable, BlockingDurableConnection)
+        (line,) = queue._durable._lines.values()
+        proxy.stall()
+
+        def deed() -> None:
+            try:
+                queue.add("n", 2)
+            finally:
+                proxy.resume()
+
+        with Handler(lambda: line.is_busy, deed) as handler:
+            assert queue.add("n", 3).is_new
+        assert type(handler.raised) is RuntimeError
+        assert queue.add("n", 4).is_new
+        assert queue.counts().waiting == 3
 
 
 @pytest.mark.slow
