@@ -26,12 +26,20 @@ from chasqui.adding import (
     check_all,
 )
 from chasqui.durable import confirmed, wait_words
-from chasqui.errors import NotSupportedError, QueueFullError, ServerError
+from chasqui.errors import (
+    NotSupportedError,
+    PayloadError,
+    PayloadTooLargeError,
+    QueueFullError,
+    ServerError,
+)
 from chasqui.job import Job
 from chasqui.keys import Keys, check_text, shown
 from chasqui.request import Effect, Plan, Request, commands
 from chasqui.server import warn_if_early
 
+#: Results that one command asks for: a server takes a million words, and is held up by fewer.
+MGET_KEYS: Final = 5000
 #: A result is looked for as often as this, whatever a caller says; no sleep takes any number.
 MAX_POLL_S: Final = 3600.0
 
@@ -214,18 +222,25 @@ class Plans:
 
     def stored_results(self, job_ids: Iterable[str]) -> Plan[list[bytes | None]]:
         """The stored return values, encoded; None where there is none."""
-        job_ids = check_ids(job_ids)
-        if not job_ids:
-            return []
-        values: list[bytes | None] = yield commands(
-            ("MGET", *map(self.keys.result, job_ids)), effect=Effect.READ
-        )
-        return values
+        return (yield from self._stored(check_ids(job_ids)))
 
     def results(self, job_ids: Iterable[str]) -> Plan[list[Any]]:
         """The same, decoded."""
-        values = yield from self.stored_results(job_ids)
-        return [None if value is None else payload.decode(value) for value in values]
+        job_ids = check_ids(job_ids)
+        values = yield from self._stored(job_ids)
+        return list(map(_decoded, job_ids, values))
+
+    def _stored(self, job_ids: list[str]) -> Plan[list[bytes | None]]:
+        if not job_ids:
+            return []
+        parts = (job_ids[i : i + MGET_KEYS] for i in range(0, len(job_ids), MGET_KEYS))
+        replies: list[Any] = yield (
+            commands(("MGET", *map(self.keys.result, part)), effect=Effect.READ) for part in parts
+        )
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return [value for reply in replies for value in reply]
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 
@@ -261,6 +276,18 @@ class Plans:
                 deleted += yield commands(("UNLINK", *found), effect=Effect.IDEMPOTENT)
             if cursor == b"0":
                 return deleted
+
+
+def _decoded(job_id: str, value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return payload.decode(value)
+    except PayloadTooLargeError as error:
+        what = f"the stored result of job {job_id}"
+        raise PayloadTooLargeError(error.size, error.limit, what) from None
+    except PayloadError as error:
+        raise PayloadError(f"the stored result of job {job_id} cannot be read: {error}") from None
 
 
 def _first_limit(batch: Batch, parts: list[slice], options: AddOptions) -> int | None:

@@ -344,7 +344,7 @@ class Queue:
         return (await self.get_job_result_bulk([job_id]))[0]
 
     async def get_job_result_bulk(self, ids: Sequence[str]) -> list[Any]:
-        """The same for many, in one round trip."""
+        """The same for many, in one pipeline; the error names a job whose result is unreadable."""
         return await self._run(self._producer.plans.results(ids))
 
     async def wait_for_result(

@@ -333,7 +333,7 @@ class Queue:
         return (self.get_job_result_bulk([job_id]))[0]
 
     def get_job_result_bulk(self, ids: Sequence[str]) -> list[Any]:
-        """The same for many, in one round trip."""
+        """The same for many, in one pipeline; the error names a job whose result is unreadable."""
         return self._run(self._plans.results(ids))
 
     def wait_for_result(

@@ -10,7 +10,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import scripts
-from chasqui.errors import NotSupportedError, QueueFullError
+from chasqui.errors import NotSupportedError, PayloadError, PayloadTooLargeError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
 from tests.proxy import Proxy
@@ -114,6 +114,28 @@ async def test_results(queue: Any, redis: redis_py.Redis, keys: Keys):
     assert await queue.wait_for_result("a") == {"x": [1, b"y"]}
     with pytest.raises(TimeoutError, match="job b has no result"):
         await queue.wait_for_result("b", timeout=0.05, poll_interval=0.01)
+
+
+@pytest.mark.slow
+async def test_results_beyond_what_one_command_takes(queue: Any, redis: redis_py.Redis, keys: Keys):
+    """A server takes a command of a million words; Redis 6.2 hangs up on a longer one."""
+    last = (1 << 20) + 1
+    for number in (0, 4999, 5000, last):
+        redis.set(keys.result(str(number)), msgpack.packb(number))
+    found = await queue.get_job_result_bulk([str(number) for number in range(last + 1)])
+    assert len(found) == last + 1
+    assert [value for value in found if value is not None] == [0, 4999, 5000, last]
+    assert found[4999:5001] == [4999, 5000]
+
+
+async def test_a_result_that_cannot_be_read_is_named(queue: Any, redis: redis_py.Redis, keys: Keys):
+    redis.set(keys.result("whole"), msgpack.packb(1))
+    redis.set(keys.result("broken"), b"\xc1")
+    redis.set(keys.result("long"), msgpack.packb(bytes(1 << 20)))
+    with pytest.raises(PayloadError, match="result of job broken cannot be read"):
+        await queue.get_job_result_bulk(iter(["whole", "gone", "broken"]))
+    with pytest.raises(PayloadTooLargeError, match="result of job long takes"):
+        await queue.get_job_result_bulk(["whole", "long"])
 
 
 async def test_a_result_is_waited_for(queue: Any, redis: redis_py.Redis, keys: Keys):
