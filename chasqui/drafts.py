@@ -35,7 +35,7 @@ _OPTIONS = frozenset(
 
 
 class JobEntry(TypedDict, total=False):
-    """One entry of `add_bulk`: name and data, and any option of `add`."""
+    """One entry of `add_bulk`: name and data, and options of `add`."""
 
     name: Required[str]
     data: Required[Any]

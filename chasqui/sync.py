@@ -188,7 +188,8 @@ class Queue:
     def add_bulk(
         self, jobs: Sequence[JobEntry | Mapping[str, Any]], *, unique_for: float | None = None
     ) -> list[Job]:
-        """Add many jobs in one pipeline; each entry has `name`, `data` and any option of `add`.
+        """Add many jobs in one pipeline; each entry has `name`, `data` and any option of `add` but
+        `repeat` and `missed_fires`, which `upsert_repeatable_job` takes. `unique_for` is for all.
 
         One bad entry and nothing is sent; the error names its index.
         """

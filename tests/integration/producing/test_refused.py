@@ -188,6 +188,11 @@ async def test_names(name: Any, kind: type[Exception], message: str, nowhere: An
             ValueError,
             r"jobs\[0\]: repeat is not taken in bulk",
         ),
+        (
+            [{"name": "n", "data": 1, "missed_fires": {"kind": "skip"}}],
+            ValueError,
+            r"jobs\[0\]: repeat is not taken in bulk",
+        ),
     ],
     ids=named,
 )
