@@ -172,7 +172,7 @@ class BlockingConnection:
         side = self._sides.get(pid)
         if side is None:
             side = self._sides.setdefault(pid, _Side(self.endpoint, self._search))
-            for other in [other for other in self._sides if other != pid]:
+            for other in self._sides.keys() - {pid}:  # in one go: another thread may do the same
                 parent = self._sides.pop(other, None)
                 if parent is not None and parent.link is not None:
                     parent.link.close()  # our copy only: no shutdown

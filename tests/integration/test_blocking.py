@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from chasqui.errors import (
     UnreachableError,
 )
 from chasqui.request import Effect, Request, commands
-from tests.proxy import Fault, Proxy
+from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
 
 Connect = Callable[..., BlockingConnection]
@@ -474,6 +475,28 @@ def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         proxy.resume()
         assert waiting.result() == b"parent"
+
+
+def test_threads_that_use_it_first_after_a_fork(server: Server, connect_blocking: Connect) -> None:
+    """Each of them forgets the sides of parents: so many here that they meet while they do."""
+    connection = connect_blocking(server.url)
+    begin, interval_s = threading.Barrier(4), sys.getswitchinterval()
+
+    def side(_: object) -> object:
+        begin.wait(WAIT_S)
+        return connection._side()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(20):
+                connection._sides.clear()
+                connection._sides.update(dict.fromkeys(range(-20_000, 0)))  # type: ignore[arg-type]
+                sides = pool.map(side, range(4))
+                assert len(set(sides)) == len(connection._sides) == 1
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert connection.call(echo("x")) == b"x"
 
 
 def test_close_ends_the_calls_of_other_threads(
