@@ -62,7 +62,8 @@ class Job:
 
     @property
     def lost(self) -> bool:
-        """True once another worker has taken the job over: whatever this run does is not counted.
+        """True once another worker has taken the job over, or may have: whatever this run does is
+        not counted, and the job runs again.
 
         That takes a lapse of the lease: a machine that slept, a link that was gone for too long.
         """

@@ -321,8 +321,10 @@ class Dispatcher:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
             self._events.failed(entry.job_id, entry.name, attempt, text_of(error), duration_us)
-        if self._is_let_go(entry) or isinstance(error, LeaseLostError):
+        if self._is_let_go(entry):
             return True  # whoever owns it now runs it
+        if isinstance(error, LeaseLostError):
+            return True  # not by our word: its lease runs out, so that each time is a delivery
         verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
         if isinstance(verdict, RunAgain):
             self._run_again(entry, verdict, error)

@@ -35,7 +35,7 @@ class Holdings:
         self.slots: list[Slot] = []
         #: Each gives the ids that a part of the engine still has business with: acks, moves.
         self.others: list[Callable[[], Iterable[bytes]]] = []
-        #: Taken over by somebody else while we had them.
+        #: Taken over by somebody else while we had them, or their handlers were told so.
         self.lost: set[bytes] = set()
         #: What the last beat that missed any did not find: acknowledged meanwhile, or taken over.
         self.missing: set[bytes] = set()
@@ -60,8 +60,15 @@ class Holdings:
         self.alive_until_ns = time.perf_counter_ns() + int(left_s * 1e9)
 
     def is_lost(self, entry_id: bytes) -> bool:
-        """True if somebody else may own the entry by now."""
-        return entry_id in self.lost or not self.is_alive
+        """True if somebody else may own the entry by now. A run that is told so ends as lost, even
+        if nobody took the entry: its handler may have stopped halfway."""
+        if entry_id in self.lost:
+            return True
+        if self.is_alive:
+            return False
+        if entry_id in self.running_ids():
+            self.lost.add(entry_id)
+        return True
 
     @property
     def is_alive(self) -> bool:

@@ -224,8 +224,7 @@ class Worker:
         if not self.holdings.waiting or not self.holdings.is_alive:
             return None
         entry: Arrived = self.holdings.waiting.popleft()  # type: ignore[assignment]
-        if entry.id in self.holdings.lost:
-            self.holdings.lost.discard(entry.id)
+        if self._is_let_go(entry):
             return None
         slot = Slot()
         slot.entry = entry  # type: ignore[assignment]
@@ -235,8 +234,7 @@ class Worker:
     def finish(self, entry: Arrived, failure: Failure | None) -> None:
         """A run is over."""
         self.holdings.slots = [slot for slot in self.holdings.slots if slot.entry is not entry]
-        if entry.id in self.holdings.lost:
-            self.holdings.lost.discard(entry.id)
+        if self._is_let_go(entry):
             return
         if failure is None:
             self.outbox.append(Command(entry, None, is_fenced=False))
@@ -244,6 +242,20 @@ class Worker:
             verdict = on_failure(entry, failure, LIMITS, 0.5)
             assert isinstance(verdict, Bury | RunAgain)
             self.outbox.append(Command(entry, verdict, is_fenced=True))
+
+    def ask(self, entry: Arrived) -> None:
+        """A handler asks whether its job is lost, and stops if it is."""
+        if self.holdings.is_lost(entry.id):
+            self.finish(entry, None)
+            sent = [command.entry.n for command in self.outbox]
+            assert entry.n not in sent, f"job {entry.n} is acknowledged and was not done"  # I1
+
+    def _is_let_go(self, entry: Arrived) -> bool:
+        if entry.id not in self.holdings.lost:
+            return False
+        self.holdings.lost.discard(entry.id)
+        self.must_recover = True
+        return True
 
     def send(self, command: Command, *, reply_is_lost: bool = False) -> None:
         """The command reaches the server. Without an answer it stays, to be sent again."""

@@ -61,6 +61,12 @@ class Faults(RuleBasedStateMachine):
         worker = self._up(nth, lambda worker: worker.running)
         worker.finish(worker.running[which % len(worker.running)], failure)
 
+    @precondition(lambda self: any(worker.running for worker in self.sim.up()))
+    @rule(nth=NTH, which=NTH)
+    def ask(self, nth: int, which: int) -> None:
+        worker = self._up(nth, lambda worker: worker.running)
+        worker.ask(worker.running[which % len(worker.running)])
+
     @precondition(lambda self: any(worker.outbox for worker in self.sim.up()))
     @rule(nth=NTH, which=NTH, is_lost=OFTEN)
     def send(self, nth: int, which: int, is_lost: bool) -> None:
