@@ -357,7 +357,8 @@ class Engine:
         self._lost_count += len(entry_ids)
         self._reader.look_again()
         logger.warning(
-            "%d entries of queue %s were taken over by another worker while they were in hand: %s",
+            "%d entries of queue %s were taken over by another worker, or went with their group, "
+            "while they were in hand: %s",
             len(entry_ids),
             self.keys.queue,
             ", ".join(entry_id.decode() for entry_id in entry_ids[:5]),

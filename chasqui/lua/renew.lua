@@ -2,12 +2,16 @@
 -- KEYS  1 stream
 -- ARGV  1 group   2 consumer   then the ids
 -- Returns the ids that are not the consumer's any more. Deliveries are not counted. What was handed
--- back meanwhile, as its idle time says, stays free for others.
+-- back meanwhile, as its idle time says, stays free for others. Without the group nothing is anybody's.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local beyond = 864000000
 local lost = {}
 for i = 3, #ARGV do
-  local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
+  local found = redis.pcall('XPENDING', key, group, ARGV[i], ARGV[i], 1)
+  if found.err and not string.find(found.err, 'NOGROUP') then
+    return found
+  end
+  local held = found[1]
   if not held or held[2] ~= owner then
     lost[#lost + 1] = ARGV[i]
   elseif held[3] < beyond then

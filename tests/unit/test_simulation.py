@@ -194,6 +194,26 @@ def test_without_the_fence_a_zombie_is_caught() -> None:
         sim.check()
 
 
+def test_what_a_handler_was_told_to_be_lost_is_not_acknowledged() -> None:
+    """Its beats are missed for a lease, and nobody is there to take the job over."""
+    sim = Simulation()
+    try:
+        worker = sim.workers[0]
+        sim.server.add(0)
+        sim.jobs = 1
+        sim.read(worker, 1)
+        sim.start(worker)
+        while worker.holdings.is_alive:
+            sim.advance(BEAT_S, deaf=worker)
+        worker.ask(worker.running[0])
+        assert not worker.running
+        assert sim.server.places(0) == ["stream"]
+        sim.settle()
+        assert sim.starts[0] == 2
+    finally:
+        sim.close()
+
+
 def zombie(*, has_fence: bool) -> Simulation:
     """It runs a job, sleeps through its lease, and wants to bury what its heir has completed."""
     sim = Simulation(has_fence=has_fence)

@@ -16,6 +16,7 @@ from tests.integration.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Proxy
 from tests.servers import Server
 
+Start = Callable[..., Running]
 LEASE_MS = 400
 
 
@@ -75,3 +76,52 @@ async def test_a_job_whose_handler_was_told_that_it_may_be_lost_runs_again(
     await until(lambda: at_rest(redis, keys), "it is done")
     assert runs == ["stopped", "done"]
     assert await redis("XLEN", keys.dlq) == 0
+
+
+# ── The group goes ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(["XGROUP", "DESTROY"], marks=pytest.mark.fault(25)),
+        pytest.param(["DEL"], marks=pytest.mark.fault(22)),
+    ],
+    ids=lambda words: words[-1].lower(),
+)
+async def test_a_group_that_goes_while_there_is_no_room_for_a_read_is_made_again(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, harm: list[str]
+) -> None:
+    """All slots are taken and enough is waiting, so nobody reads; then the leases cannot be renewed
+    any more, and what waits may not begin without."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    async def handler(job: Job) -> None:
+        ran.append(job.data)
+        begun.set()
+        await gate.wait()
+
+    await queue.add_bulk([{"name": "n", "data": f"before {i}"} for i in range(10)])
+    running = start(handler, claim_min_idle_ms=LEASE_MS, concurrency=1, read_count=10)
+    await running.fact(begun.wait())
+    engine = running.worker._engine
+    assert engine is not None
+    holdings = engine.holdings
+    assert len(holdings.waiting) > holdings.low_water
+    await redis(*harm, keys.stream, *["default"] * (harm != ["DEL"]))
+    await queue.add("n", "after")
+
+    async def is_known() -> bool:
+        return bool(holdings.lost) or not holdings.is_alive
+
+    await until(is_known, "a beat met no group")
+    gate.set()
+
+    async def is_run() -> bool:
+        return "after" in ran
+
+    await until(is_run, "what was added since then runs")
+    await until(lambda: at_rest(redis, keys), "all is done")
+    if harm != ["DEL"]:
+        assert {f"before {i}" for i in range(10)} < set(ran)
