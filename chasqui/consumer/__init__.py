@@ -176,6 +176,9 @@ class Engine:
         """Consume until `stop`, then drain. `beside` make the duties that run along."""
         self._loop = asyncio.get_running_loop()
         self.is_running = True
+        current = asyncio.current_task()
+        assert current is not None
+        self._dispatcher.is_ending = lambda: current.cancelling() > 0
         tasks: list[asyncio.Task[Any]] = []
         try:
             if not await self._connect():

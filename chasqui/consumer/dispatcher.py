@@ -50,6 +50,8 @@ TURN_JOBS: Final = 64
 LAPSED_POLL_S: Final = 0.05
 #: Failed jobs that are logged one by one each second, and as many dead ones.
 TOLD_JOBS: Final = 10
+#: How long a slot that ended stays closed, so that one that ends again and again costs little.
+REOPEN_S: Final = 0.1
 NO_HANDLER: Final = "no handler"
 
 
@@ -82,6 +84,7 @@ class Dispatcher:
         self._encode_result = encode_result
         self._retries = Complaints(logger, queue, burst=TOLD_JOBS)
         self._deaths = Complaints(logger, queue, burst=TOLD_JOBS)
+        self._endings = Complaints(logger, queue)
         self._idle: list[asyncio.Future[None]] = []
         self._waking = 0
         self._is_stopping = False
@@ -95,7 +98,9 @@ class Dispatcher:
         self.on_lapsed: Callable[[], None] = lambda: None
         #: Called when an entry that was lost is let go.
         self.on_let_go: Callable[[], None] = lambda: None
-        self._tasks: list[asyncio.Task[None]] = []
+        #: Whether all tasks of the loop are being cancelled, and the slots' with them.
+        self.is_ending: Callable[[], bool] = lambda: False
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
 
@@ -155,11 +160,36 @@ class Dispatcher:
 
     def start(self) -> None:
         """Open the slots."""
-        loop = asyncio.get_running_loop()
         for _ in range(self._config.concurrency):
             slot = Slot()
             self._holdings.slots.append(slot)
-            self._tasks.append(loop.create_task(self._work(slot)))
+            self._open(slot)
+
+    def _open(self, slot: Slot) -> None:
+        if self._is_stopping:
+            return
+        task = asyncio.get_running_loop().create_task(self._work(slot))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._closed(slot, task))
+
+    def _closed(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """A slot ended. If that was not us, it was a handler that cancelled the task it had run in,
+        or an error of ours: the slot is opened again, for nobody else would serve in its place."""
+        self._tasks.discard(task)
+        if self._is_our_end():
+            return
+        error = None if task.cancelled() else task.exception()
+        self._endings.warn(
+            "a slot of queue %s ended and is opened again: %s",
+            self._queue,
+            "it was cancelled" if error is None else in_short(error),
+        )
+        slot.entry, slot.entries = None, ()
+        self.on_let_go()
+        asyncio.get_running_loop().call_later(REOPEN_S, self._open, slot)
+
+    def _is_our_end(self) -> bool:
+        return self._is_stopping or self.is_ending()
 
     async def stop(self, deadline_s: float) -> int:
         """Start nothing more, let what runs finish; how much of it the deadline cut short."""
@@ -216,7 +246,9 @@ class Dispatcher:
         try:
             await future
         finally:
-            if self._waking:
+            if future.cancelled():
+                self._idle = [other for other in self._idle if other is not future]
+            elif self._waking:
                 self._waking -= 1
 
     async def _run(self, slot: Slot, entry: Entry) -> None:
@@ -299,7 +331,10 @@ class Dispatcher:
         if not isinstance(error, Exception):
             task = current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                return False
+                if self._is_our_end():
+                    return False
+                while task.uncancel():  # by the handler, now or in a run before: the slot goes on
+                    pass
             if isinstance(error, GeneratorExit) and task not in self._tasks:
                 return False  # the loop is gone, and the slot is taken apart
         self.finished += 1
