@@ -111,19 +111,20 @@ class Dispatcher:
         """Entries were delivered. Bad ones are buried here, the others wait for a slot."""
         holdings, limits = self._holdings, self._config.limits
         waiting = holdings.waiting
+        are_above = holdings.are_above(entries) or not is_fresh
         reclaimed = 0
         in_hand: set[bytes] | None = None
         gone: list[bytes] = []
         for entry in entries:
             if entry is None:
                 continue
-            if entry.is_new:
+            if are_above and entry.is_new:
                 waiting.append(entry)
                 continue
             if entry.fault == GONE:
                 gone.append(entry.id)
                 continue
-            if entry.idle_ms and is_fresh:
+            if is_fresh and (entry.idle_ms or not are_above):
                 reclaimed += entry.deliveries > 0
                 if in_hand is None:
                     in_hand = set(holdings.ids())

@@ -6,7 +6,7 @@ none needs a lock.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from chasqui._core.entry import Entry
 
@@ -39,6 +39,8 @@ class Holdings:
         self.lost: set[bytes] = set()
         #: What the last beat that missed any did not find: acknowledged meanwhile, or taken over.
         self.missing: set[bytes] = set()
+        #: The highest id that ever came in hand.
+        self._highest = (0, 0)
         self._sure_until_s = 0.0
         #: Until then, by `time.perf_counter_ns`, nobody can have taken over what is in hand.
         self.alive_until_ns = 0
@@ -108,6 +110,26 @@ class Holdings:
         """Everything in hand."""
         return self.waiting_ids() + self.busy_ids()
 
+    def are_above(self, entries: Sequence[Entry | None]) -> bool:
+        """Whether what is new in a delivery, which comes last and in order, is above all that ever
+        came in hand, so that none of it can be in hand.
+
+        It is, unless the server forgot what it had delivered: after a failover, a lost tail of its
+        log, or when the group was made again or set back.
+        """
+        before = self._highest
+        are_above = True
+        for entry in entries:
+            if entry is not None:
+                number = number_of(entry.id)
+                self._highest = max(self._highest, number)
+                if not entry.idle_ms:
+                    are_above = number > before
+                    break
+        if (last := entries[-1] if entries else None) is not None:
+            self._highest = max(self._highest, number_of(last.id))
+        return are_above
+
     def take_away(self, entry_ids: list[bytes]) -> list[bytes]:
         """Note that somebody else owns these; those of them that have not been run to the end, and
         of which that was not known."""
@@ -131,3 +153,9 @@ class Holdings:
                 break
         self.lost.discard(entry_id)
         return True
+
+
+def number_of(entry_id: bytes) -> tuple[int, int]:
+    """An entry id as what it is compared by."""
+    ms, _, sequence = entry_id.partition(b"-")
+    return int(ms), int(sequence)

@@ -89,8 +89,6 @@ class Reader:
         #: an earlier copy was in hand; at first, to a process that had our name and died.
         self._must_recover = True
         self._is_first = True
-        #: What was in hand when the group went: it is delivered anew, and runs already.
-        self._held_before: set[bytes] = set()
         self._was_empty = True
         self._reclaim_at_s = 0.0
         self._mercy = Mercy(holdings.lease_s)
@@ -125,7 +123,7 @@ class Reader:
                 wait_s = ERROR_MIN_S  # dials are spaced out already
             except ServerError as error:
                 if "NOGROUP" in str(error):  # a script has it in the middle of its text
-                    self._group_is_gone()
+                    self._has_group = False
                     if wait_s == ERROR_MIN_S:
                         wait_s *= 2
                         continue
@@ -218,8 +216,6 @@ class Reader:
             return 0
         if entries and self._may_be_lost(delivery.asked_s):
             entries = await self._still_ours(entries)
-        if entries and self._held_before:
-            entries = self._not_held_before(entries)
         if not entries:
             if not self._was_empty:
                 self._was_empty = True
@@ -230,7 +226,7 @@ class Reader:
     def _accept(self, entries: list[Entry | None], is_paused: int, asked_s: float) -> int:
         """Hand out what a read brought as it comes in; how many, 0 if it needs a closer look."""
         self.last_read_s = time.monotonic()
-        if not entries or is_paused or self._held_before or self._may_be_lost(asked_s):
+        if not entries or is_paused or self._may_be_lost(asked_s):
             return 0
         return self._hand_out(entries)
 
@@ -316,16 +312,6 @@ class Reader:
             )
         )
         return [entry for entry in entries if entry.id not in lost or entry.fault == GONE]
-
-    def _group_is_gone(self) -> None:
-        self._has_group = False
-        self._held_before.update(self._holdings.ids())
-
-    def _not_held_before(self, entries: list[Entry]) -> list[Entry]:
-        held = self._held_before
-        kept = [entry for entry in entries if entry.id not in held]
-        held.difference_update(entry.id for entry in entries)
-        return kept
 
     async def _create_group(self) -> None:
         """From 0, never from `$`: what is in the stream already must be run. The consumer is made

@@ -2,7 +2,8 @@
 ones; the server, the network and the rest of a worker are models, to be checked at a glance.
 
 Messages are lost before or after they did their work, repeated and late; workers crash, sleep and
-miss heartbeats. What must hold all the same is asserted by `Simulation.check`.
+miss heartbeats; the server forgets what it delivered. What must hold all the same is asserted by
+`Simulation.check`.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from chasqui.consumer.decide import (
     on_arrival,
     on_failure,
 )
-from chasqui.consumer.holdings import Holdings, Slot
+from chasqui.consumer.holdings import Holdings, Slot, number_of
 
 LEASE_S = 15.0
 BEAT_S = LEASE_S / 3
@@ -48,6 +49,8 @@ class Arrived:
     n: int
     attempt: int
     deliveries: int
+    #: 0 if it comes as new.
+    idle_ms: int = 0
     fault: str | None = None
     detail: str | None = None
     max_attempts: int | None = None
@@ -76,6 +79,8 @@ class Server:
     #: Jobs whose entry an acknowledgement took away.
     done: list[int] = field(default_factory=list)
     retried: Counter[int] = field(default_factory=Counter)
+    #: Jobs of which a delivery was forgotten: who runs them may not own them.
+    forgotten: set[int] = field(default_factory=set)
     _next: int = 0
 
     def add(self, n: int, attempt: int = 0) -> None:
@@ -98,6 +103,16 @@ class Server:
     def recover(self, owner: str, in_hand: Iterable[bytes]) -> list[Arrived]:
         mine = [entry_id for entry_id, held in self.pending.items() if held.owner == owner]
         return [self._deliver(entry_id, owner, 0) for entry_id in mine if entry_id not in in_hand]
+
+    def forget(self, entry_id: bytes) -> set[int]:
+        """A replica takes over that never heard of the deliveries from this one on; their jobs."""
+        again = [one for one in self.stream if number_of(one) >= number_of(entry_id)]
+        jobs = {self.stream[one][0] for one in again if one not in self.unread}
+        self.unread = again
+        for one in again:
+            self.pending.pop(one, None)
+        self.forgotten |= jobs
+        return jobs
 
     def renew(self, owner: str, entry_ids: Iterable[bytes]) -> list[bytes]:
         lost = []
@@ -147,9 +162,10 @@ class Server:
 
     def _deliver(self, entry_id: bytes, owner: str, counts: int = 1) -> Arrived:
         n, attempt = self.stream[entry_id]
-        before = self.pending[entry_id].deliveries if entry_id in self.pending else 0
+        is_new = entry_id not in self.pending
+        before = 0 if is_new else self.pending[entry_id].deliveries
         self.pending[entry_id] = Held(owner, self.clock.now_s, before + counts)
-        return Arrived(entry_id, n, attempt, before + counts - 1)
+        return Arrived(entry_id, n, attempt, before + counts - 1, idle_ms=0 if is_new else 1)
 
     def _is_of(self, owner: str, entry_id: bytes) -> bool:
         held = self.pending.get(entry_id)
@@ -158,6 +174,8 @@ class Server:
     def _leave(self, entry_id: bytes) -> None:
         self.stream.pop(entry_id, None)
         self.pending.pop(entry_id, None)
+        if entry_id in self.unread:
+            self.unread.remove(entry_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,10 +224,12 @@ class Worker:
     def take(self, entries: list[Arrived]) -> None:
         """Entries have been delivered."""
         holdings = self.holdings
+        are_above = holdings.are_above(entries)  # type: ignore[arg-type]
         for entry in entries:
-            if self.makes_way and entry.id in holdings.lost:
+            is_sure = are_above and not entry.idle_ms
+            if self.makes_way and not is_sure and entry.id in holdings.lost:
                 holdings.make_way(entry.id)
-            is_in_hand = self.minds_its_hands and entry.id in holdings.ids()
+            is_in_hand = self.minds_its_hands and not is_sure and entry.id in holdings.ids()
             verdict = on_arrival(entry, LIMITS, is_in_hand=is_in_hand)
             if isinstance(verdict, Run):
                 self.holdings.waiting.append(entry)  # type: ignore[arg-type]
@@ -267,7 +287,7 @@ class Worker:
                 ok = server.ack(self.name, entry.id)
             else:
                 held = server.pending.get(entry.id)
-                is_ours = held is None or held.owner == self.name
+                is_ours = held is None or held.owner == self.name or entry.n in server.forgotten
                 assert is_ours or not server.has_fence, f"job {entry.n} is taken from its owner"
                 ok = server.ack(None, entry.id)
         elif isinstance(verdict, RunAgain):
@@ -336,6 +356,9 @@ class Simulation:
     def crash(self, worker: Worker) -> None:
         worker.is_crashed = True
         self._excuse(worker)
+
+    def forget(self, entry_id: bytes) -> None:
+        self.excuses.update(self.server.forget(entry_id))
 
     def open_mail(self, worker: Worker) -> None:
         """The reply may be as old as its sleep was long: it asks what is still its own."""

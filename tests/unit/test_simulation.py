@@ -77,6 +77,12 @@ class Faults(RuleBasedStateMachine):
     def promote(self) -> None:
         self.sim.server.promote()
 
+    @precondition(lambda self: self.sim.server.pending)
+    @rule(nth=NTH)
+    def forget(self, nth: int) -> None:
+        pending = list(self.sim.server.pending)
+        self.sim.forget(pending[nth % len(pending)])
+
     @rule(seconds=SECONDS)
     def advance(self, seconds: float) -> None:
         self.sim.advance(seconds)
@@ -210,6 +216,30 @@ def test_what_a_handler_was_told_to_be_lost_is_not_acknowledged() -> None:
         assert sim.server.places(0) == ["stream"]
         sim.settle()
         assert sim.starts[0] == 2
+    finally:
+        sim.close()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_the_server_forgot_and_delivers_as_new_does_not_run_beside_itself(
+    is_known: bool,
+) -> None:
+    """`is_known`: a beat has marked the run as lost before the entry comes again."""
+    sim = Simulation()
+    try:
+        worker = sim.workers[0]
+        sim.server.add(0)
+        sim.jobs = 1
+        sim.read(worker, 1)
+        sim.start(worker)
+        sim.forget(next(iter(sim.server.pending)))
+        if is_known:
+            worker.beat()
+        sim.read(worker, 1)
+        assert not worker.holdings.waiting
+        worker.finish(worker.running[0], None)
+        sim.settle()
+        assert sim.starts[0] == 1 + is_known
     finally:
         sim.close()
 

@@ -4,7 +4,8 @@ been done, and none runs twice at once."""
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,12 +13,15 @@ from chasqui import Job
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.proxy import Proxy
 from tests.servers import Server
 
 Start = Callable[..., Running]
+AddRaw = Callable[..., Awaitable[bytes]]
 LEASE_MS = 400
+#: Longer than any test waits.
+LONG_MS = 120_000
 
 
 # ── Handlers that are told ──────────────────────────────────────────────────────────────────────
@@ -125,3 +129,87 @@ async def test_a_group_that_goes_while_there_is_no_room_for_a_read_is_made_again
     await until(lambda: at_rest(redis, keys), "all is done")
     if harm != ["DEL"]:
         assert {f"before {i}" for i in range(10)} < set(ran)
+
+
+# ── The server forgets ──────────────────────────────────────────────────────────────────────────
+
+#: As after a failover to a replica that never heard of the deliveries.
+FORGET = """
+for _, held in ipairs(redis.call('XPENDING', KEYS[1], 'default', '-', '+', 1000)) do
+  redis.call('XACK', KEYS[1], 'default', held[1])
+end
+redis.call('XGROUP', 'SETID', KEYS[1], 'default', '0')
+"""
+
+
+async def delivered_again(redis: Redis, keys: Keys) -> None:
+    async def is_pending() -> bool:
+        return bool((await redis("XPENDING", keys.stream, "default"))[0])
+
+    await until(is_pending, "it is delivered once more")
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_a_delivery_that_the_server_forgot_is_not_run_beside_itself(
+    start: Start, add_raw: AddRaw, redis: Redis, keys: Keys, attempt: int
+) -> None:
+    begun, next_begun, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    runs: Counter[str] = Counter()
+
+    async def handler(job: Job) -> None:
+        runs[job.id] += 1
+        (begun if job.id == "forgotten" else next_begun).set()
+        await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LONG_MS, read_block_ms=20, concurrency=3)
+    await add_raw(envelope(job_id="forgotten", attempt=attempt))
+    await running.fact(begun.wait())
+    await redis("EVAL", FORGET, 1, keys.stream)
+    await delivered_again(redis, keys)
+    await add_raw(envelope(job_id="next"))
+    await running.fact(next_begun.wait())
+    gate.set()
+    await running.completed(2)
+    await until(lambda: at_rest(redis, keys), "all is acknowledged")
+    assert runs == {"forgotten": 1, "next": 1}
+
+
+@pytest.mark.fault(10)
+async def test_a_lost_run_is_not_acknowledged_though_its_entry_comes_as_new(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """Its handler knows that it is lost and stops; meanwhile a free slot could take the copy."""
+    begun, told, next_begun, gate = (asyncio.Event() for _ in range(4))
+    runs: list[str] = []
+
+    async def handler(job: Job) -> None:
+        if job.data == "next":
+            next_begun.set()
+        elif begun.is_set():
+            runs.append("done")
+        else:
+            begun.set()
+            while not job.lost:  # noqa: ASYNC110 - as handlers do
+                await asyncio.sleep(0.01)
+            told.set()
+            await gate.wait()
+            runs.append("stopped")
+
+    running = start(handler, claim_min_idle_ms=LONG_MS, read_block_ms=20, concurrency=3)
+    await queue.add("n", "forgotten")
+    await running.fact(begun.wait())
+    ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+    await redis("XACK", keys.stream, "default", entry_id)
+    engine = running.worker._engine
+    assert engine is not None
+    engine._heartbeat.beat_now()
+    await running.fact(told.wait())
+    await redis("EVAL", FORGET, 1, keys.stream)
+    await delivered_again(redis, keys)
+    await queue.add("n", "next")
+    await running.fact(next_begun.wait())
+    assert not runs
+    gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == ["stopped", "done"]
