@@ -93,7 +93,11 @@ class Engine:
         self.new_connection = functools.partial(Connection, endpoint, **options)
         self.connection = self.new_connection()
         self.events = EventWriter(self.connection, keys) if config.events_enabled else None
-        shared: dict[str, Any] = {"holdings": self.holdings, "on_lost": self._lost}
+        shared: dict[str, Any] = {
+            "holdings": self.holdings,
+            "on_lost": self._lost,
+            "on_missing": self._look_again,
+        }
         names = (self.connection, keys, config.group, config.consumer_id)
         self._acker = Acker(*names, config.result_ttl_ms, **shared)
         self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared)
@@ -125,7 +129,7 @@ class Engine:
         )
         self._dispatcher.on_low = self._reader.wake
         self._dispatcher.on_exit = self.stop
-        self._dispatcher.on_let_go = self._reader.look_again
+        self._dispatcher.on_let_go = self._look_again
         self._dispatcher.on_lapsed = lambda: self._heartbeat.beat_now()
         self._heartbeat = Heartbeat(
             BlockingConnection(endpoint, **options),
@@ -355,6 +359,9 @@ class Engine:
         lost = self.holdings.take_away(entry_ids)
         if lost and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._lost, lost)
+
+    def _look_again(self) -> None:
+        self._reader.look_again()
 
     def _lost(self, entry_ids: list[bytes]) -> None:
         self._lost_count += len(entry_ids)

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from chasqui import scripts
@@ -51,6 +51,7 @@ class Acker:
         result_ttl_ms: int,
         holdings: Holdings,
         on_lost: Lost,
+        on_missing: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -60,6 +61,8 @@ class Acker:
         self._result_ttl_ms = result_ttl_ms
         self._holdings = holdings
         self._on_lost = on_lost
+        #: Called when entries were not ours and may have been delivered to us again since.
+        self._on_missing = on_missing
         self._ids: list[bytes] = []
         self._results: list[tuple[bytes, bytes, bytes]] = []  # entry id, key, value
         self._inflight: set[AckBatch] = set()
@@ -184,6 +187,7 @@ class Acker:
         if self._connection.is_closed or "NOGROUP" in str(error):
             # With the group went what we held: it is delivered anew if it is still in the stream.
             self._finished(batch, [])
+            self._on_missing()
             return
         if isinstance(error, ServerError | AuthenticationError):
             count = len(batch.ids)
@@ -231,15 +235,17 @@ class AckBatch:
 
     def set_result(self, reply: Any, /) -> None:
         lost: list[bytes] = []
-        # After a repeat a missing entry may well be one that the first try acknowledged.
-        was_repeated = self.must_fence or (self.request is not None and self.request.is_in_doubt)
-        if self.is_fenced and not was_repeated:
+        if self.is_fenced:
             lost = [
                 entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == NOT_OURS
             ]
+        # After a repeat a missing entry may well be one that the first try acknowledged.
+        was_repeated = self.must_fence or (self.request is not None and self.request.is_in_doubt)
         if self.results is not None and NOT_STORED in reply:
             self._acker._not_stored(reply.count(NOT_STORED))
-        self._acker._finished(self, lost)
+        self._acker._finished(self, [] if was_repeated else lost)
+        if lost:
+            self._acker._on_missing()
 
     def set_exception(self, error: Exception, /) -> None:
         self._acker._failed(self, error)

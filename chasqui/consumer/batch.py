@@ -29,8 +29,11 @@ class BatchDispatcher(Dispatcher):
             slot.entries = entries = await self._gather(slot, entry)
             holdings = self._holdings
             if holdings.lost or time.perf_counter_ns() > holdings.alive_until_ns:
+                # All in one turn of the loop: what is let go must not look as if it ran.
+                if not await self._leases_hold():
+                    return
                 slot.entries = entries = tuple(
-                    [entry for entry in entries if await self._is_ours(entry)]
+                    [entry for entry in entries if not self._is_let_go(entry)]
                 )
             await self._run_batch(entries)
         finally:

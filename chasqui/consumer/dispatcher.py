@@ -109,6 +109,12 @@ class Dispatcher:
 
     def offer(self, entries: list[Entry | None], is_fresh: bool) -> None:
         """Entries were delivered. Bad ones are buried here, the others wait for a slot."""
+        try:
+            self._sort(entries, is_fresh)
+        finally:
+            self._wake(1)
+
+    def _sort(self, entries: list[Entry | None], is_fresh: bool) -> None:
         holdings, limits = self._holdings, self._config.limits
         waiting = holdings.waiting
         are_above = holdings.are_above(entries) or not is_fresh
@@ -147,7 +153,6 @@ class Dispatcher:
             )
         if self._metrics is not None and entries:
             self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))
-        self._wake(1)
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle and self._waking < 2:
@@ -289,14 +294,19 @@ class Dispatcher:
         slot.entry = None
 
     async def _is_ours(self, entry: Entry) -> bool:
+        """Whether the entry is to be run, once that is known; else somebody else owns it now, or it
+        is to be handed back."""
+        return await self._leases_hold() and not self._is_let_go(entry)
+
+    async def _leases_hold(self) -> bool:
         """Wait until leases are known to hold again, after a pause that was longer than they are;
-        False if somebody else owns the entry now, or if it is to be handed back."""
+        False if we stop before that."""
         while not self._holdings.is_alive:
             if self._is_stopping:
                 return False
             self.on_lapsed()
             await asyncio.sleep(LAPSED_POLL_S)
-        return not self._is_let_go(entry)
+        return True
 
     def _is_let_go(self, entry: Entry) -> bool:
         """Whether the entry was lost; then that is over with, and its new owner answers for it."""

@@ -250,7 +250,7 @@ class Reader:
             "XPENDING", self._keys.stream, self._group, effect=Effect.READ
         )
         is_all_ours = all(name == self._consumer for name, _ in holders or ())
-        if not is_all_ours or count > len(self._holdings.ids()):
+        if not is_all_ours or count > len(set(self._holdings.ids()) - self._holdings.lost):
             return await self._reclaim(most, RECLAIM_S)
         self._reclaim_at_s = time.monotonic() + max(self._holdings.lease_s / 3, RECLAIM_S)
         return 0

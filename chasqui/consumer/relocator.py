@@ -77,6 +77,7 @@ class Relocator:
         dlq_max_stream_len: int | None,
         holdings: Holdings,
         on_lost: Callable[[list[bytes]], None],
+        on_missing: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -84,6 +85,8 @@ class Relocator:
         self._consumer_id = consumer_id
         self._dlq_maxlen: int | str = "" if dlq_max_stream_len is None else dlq_max_stream_len
         self._on_lost = on_lost
+        #: Called when entries were not ours and may have been delivered to us again since.
+        self._on_missing = on_missing
         self._moves: list[Move] = []
         self._inflight: set[MoveBatch] = set()
         self._is_due = False
@@ -185,11 +188,13 @@ class Relocator:
         for move, flag in zip(batch.moves, flags, strict=True):
             if flag == MOVED:
                 move.on_moved()
-            elif not was_repeated:
+            else:
                 lost.append(move.entry.id)
-        if lost:
+        if lost and not was_repeated:
             self._on_lost(lost)
         self._finished(batch)
+        if lost:
+            self._on_missing()
 
     def _finished(self, batch: "MoveBatch") -> None:
         self._inflight.discard(batch)
@@ -201,6 +206,7 @@ class Relocator:
         if self._connection.is_closed or "NOGROUP" in str(error):
             # With the group went what we held: it is delivered anew if it is still in the stream.
             self._finished(batch)
+            self._on_missing()
             return
         self._complaints.warn(
             "%d entries could not be moved and stay pending, to be tried again: %s",

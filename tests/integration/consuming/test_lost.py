@@ -6,10 +6,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+import redis as redis_py
 
-from chasqui import Job
+from chasqui import Job, Retry
+from chasqui.consumer.acker import AckBatch
+from chasqui.consumer.dispatcher import Dispatcher
+from chasqui.consumer.relocator import MoveBatch
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
@@ -213,3 +218,129 @@ async def test_a_lost_run_is_not_acknowledged_though_its_entry_comes_as_new(
     gate.set()
     await until(lambda: at_rest(redis, keys), "all is done")
     assert runs == ["stopped", "done"]
+
+
+# ── Ours, and in nobody's hands ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [(AckBatch, "must_fence"), (MoveBatch, "was_repeated")],
+    ids=["ack", "move"],
+)
+async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_more_lease(
+    server: Server,
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    flag: str,
+) -> None:
+    """A rival takes the entry over during the run. The settlement is sent for a second time and
+    refused, and before we know it the entry is ours again."""
+    runs: list[int] = []
+    make, answer = kind.__init__, kind.set_result
+    claim = (keys.stream, "default")
+
+    def make_repeated(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        setattr(self, flag, True)
+
+    def come_back(self: Any, reply: Any) -> None:
+        if len(runs) == 1:
+            client.xclaim(*claim, "ours", 0, ids)
+        answer(self, reply)
+
+    async def handler(job: Job) -> None:
+        runs.append(job.attempt)
+        if len(runs) == 1:
+            pending = client.xpending_range(*claim, "-", "+", 1)
+            ids.append(pending[0]["message_id"])
+            client.xclaim(*claim, "rival", 0, ids)
+            if kind is MoveBatch:
+                raise Retry
+
+    monkeypatch.setattr(kind, "__init__", make_repeated)
+    monkeypatch.setattr(kind, "set_result", come_back)
+    ids: list[bytes] = []
+    with redis_py.Redis.from_url(server.url) as client:
+        options = {"claim_min_idle_ms": LONG_MS, "read_block_ms": 20, "consumer_id": "ours"}
+        running = start(handler, **options)
+        await queue.add("n", None)
+        await running.next(JobOutcome)
+        await running.next(JobOutcome)
+        await until(lambda: at_rest(redis, keys), "it is done")
+        assert runs == [0, 0]
+
+
+#: An entry that is a consumer's own, and idle for longer than any lease.
+ORPHAN = """
+redis.call('XADD', KEYS[1], '*', 'd', ARGV[1])
+local read = redis.call('XREADGROUP', 'GROUP', 'default', ARGV[2], 'STREAMS', KEYS[1], '>')
+redis.call('XCLAIM', KEYS[1], 'default', ARGV[2], 0, read[1][2][1][1], 'IDLE', 3600000, 'JUSTID')
+"""
+
+
+async def test_what_is_lost_and_runs_on_hides_nothing_that_is_left_behind(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """Where reads cannot claim, what is pending is compared with what is in hand."""
+    begun, orphan_begun, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.id == "orphan":
+            orphan_begun.set()
+        else:
+            begun.set()
+            await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LONG_MS, read_block_ms=20, concurrency=2)
+    await queue.add("n", None)
+    await running.fact(begun.wait())
+    engine = running.worker._engine
+    assert engine is not None
+    ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
+    await redis("XACK", keys.stream, "default", entry_id)
+    await redis("XDEL", keys.stream, entry_id)
+
+    async def is_known() -> bool:
+        engine._heartbeat.beat_now()
+        return entry_id in engine.holdings.lost and engine.health().lost == 1
+
+    async def has_looked() -> bool:
+        return not engine._reader._must_recover
+
+    await until(is_known, "it is lost")
+    await until(has_looked, "nothing else is looked for")
+    await redis(
+        "EVAL", ORPHAN, 1, keys.stream, envelope(job_id="orphan"), engine.config.consumer_id
+    )
+
+    async def is_taken_up() -> bool:
+        engine._reader._reclaim_at_s = 0.0
+        return orphan_begun.is_set()
+
+    await until(is_taken_up, "the orphan runs beside the lost one")
+    gate.set()
+
+
+async def test_an_entry_that_cannot_be_seen_to_keeps_no_other_from_running(
+    queue: Queue, start: Start, add_raw: AddRaw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both come with one read."""
+
+    def fail(self: Dispatcher, *arguments: Any, **options: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Dispatcher, "_bury", fail)
+    ran = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        ran.set()
+
+    await queue.add("n", None)
+    await add_raw(None)
+    running = start(handler, read_block_ms=20)
+    await running.fact(ran.wait())
