@@ -70,6 +70,7 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
         except (WrongPasswordError, NoPermissionError) as error:
             refusal = error
         except (RedisError, OSError) as error:
+            # Final is only what all of them say: this one may be up again, and know better.
             failure = f": {error}"
         else:
             has_answered = True
@@ -77,7 +78,7 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
                 return found
         finally:
             node.close()
-    if refusal is not None and not has_answered:
+    if refusal is not None and not has_answered and not failure:
         told = f"{endpoint} refused the credentials: {refusal}"
         if endpoint.kind == "sentinel":
             told += " (those for sentinels are sentinel_username and sentinel_password in the URL)"

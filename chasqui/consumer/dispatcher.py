@@ -134,6 +134,8 @@ class Dispatcher:
                 reclaimed += entry.deliveries > 0
                 if in_hand is None:
                     in_hand = set(holdings.ids())
+                if not are_above and entry.id in in_hand:
+                    holdings.lose_to(entry)
                 if entry.id in holdings.lost and holdings.make_way(entry.id):
                     in_hand.discard(entry.id)
             verdict = on_arrival(

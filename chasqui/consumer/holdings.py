@@ -139,6 +139,14 @@ class Holdings:
         self.lost.update(lost)
         return list(lost)
 
+    def lose_to(self, entry: Entry) -> None:
+        """Take what is in hand under this id for lost if it is another job: a server that
+        forgot what it had, and whose clock is behind, gives ids a second time."""
+        running = (one for slot in self.slots for one in (slot.entry, *slot.entries))
+        for held in (*self.waiting, *running):
+            if held is not None and held.id == entry.id and held.job_id != entry.job_id:
+                self.lost.add(entry.id)
+
     def make_way(self, entry_id: bytes) -> bool:
         """Drop the copy of a lost entry that waits here, for it has been delivered to us anew.
 

@@ -84,7 +84,7 @@ repeat
     if not string.find(denied.err, 'greater than 0-0', 1, true) then
       return denied
     end
-    call('ZREM', delayed, 'none of them')
+    call('ZREM', delayed, '')
     call('ZRANGE', delayed, 0, 0)
     call('ZCARD', delayed)
     is_allowed = true

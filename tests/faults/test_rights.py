@@ -68,11 +68,11 @@ MIXED: list[dict[str, Any]] = [
     {"name": "mail", "data": 3},
 ]
 CASES = {
-    "add": Case(scripts.ADD, lambda queue, *_: queue.add("mail", 1), "setbit expire xadd"),
+    "add": Case(scripts.ADD, lambda queue, *_: queue.add("mail", 1), "getbit setbit expire xadd"),
     "add many": Case(
         scripts.ADD,
         lambda queue, *_: queue.add_bulk([{"name": "mail", "data": n} for n in range(300)]),
-        "setbit expire xadd",
+        "getbit setbit expire xadd",
     ),
     "add later": Case(
         scripts.ADD_MIXED,

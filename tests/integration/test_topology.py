@@ -272,6 +272,20 @@ def test_the_blocking_connection_follows_a_failover(connect_blocking: ConnectBlo
         assert connection.execute("EXISTS", "before", "after", effect=Effect.READ) == 2
 
 
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis+sentinel"])
+def test_one_that_refuses_us_decides_nothing_while_others_are_away(
+    scheme: str, private_server: Callable[..., Server], queue_name: str
+) -> None:
+    """It may be the one that came back without its users."""
+    refusing = private_server("redis-8.6", requirepass="right")
+    path = "/primary?sentinel_password=wrong" if scheme == "redis+sentinel" else ""
+    both = f"127.0.0.1:{refusing.port},127.0.0.1:1"
+    for hosts, told in ((both, UnreachableError), (both.split(",")[0], AuthenticationError)):
+        endpoint = Endpoint.parse(f"{scheme}://:wrong@{hosts}{path}")
+        with pytest.raises(told):
+            Directory(endpoint).locate(endpoint, queue_name.encode())
+
+
 async def test_no_sentinel_at_all_is_told(connect: Connect) -> None:
     with pytest.raises(UnreachableError, match="no sentinel answered that knows one"):
         await connect("redis+sentinel://127.0.0.1:1/mymaster").execute("PING", effect=Effect.READ)

@@ -15,7 +15,7 @@ from chasqui import Job, Retry
 from chasqui.consumer.acker import AckBatch
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.relocator import MoveBatch
-from chasqui.keys import Keys
+from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
 from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
@@ -178,6 +178,39 @@ async def test_a_delivery_that_the_server_forgot_is_not_run_beside_itself(
     await running.completed(2)
     await until(lambda: at_rest(redis, keys), "all is acknowledged")
     assert runs == {"forgotten": 1, "next": 1}
+
+
+#: The server is back without its tail, its clock behind: another job gets the id of the first.
+REUSE = """
+local id = redis.call('XRANGE', KEYS[1], '-', '+')[1][1]
+redis.call('DEL', KEYS[1])
+redis.call('XADD', KEYS[1], id, 'd', ARGV[1])
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[2], '0')
+"""
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_another_job_under_the_id_of_one_in_hand_is_run(
+    start: Start, add_raw: AddRaw, redis: Redis, keys: Keys, slots: int
+) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+    runs: list[str] = []
+
+    async def handler(job: Job) -> None:
+        runs.append(job.id)
+        begun.set()
+        if job.id == "first":
+            await gate.wait()
+
+    running = start(handler, claim_min_idle_ms=LONG_MS, read_block_ms=20, concurrency=slots)
+    await add_raw(envelope(job_id="first"))
+    await running.fact(begun.wait())
+    await redis("EVAL", REUSE, 1, keys.stream, envelope(job_id="second"), DEFAULT_GROUP)
+    await delivered_again(redis, keys)
+    gate.set()
+    await until(lambda: at_rest(redis, keys), "all is acknowledged")
+    assert runs == ["first", "second"]
 
 
 @pytest.mark.fault(10)

@@ -15,6 +15,7 @@ import msgpack
 import pytest
 import redis as redis_py
 
+from chasqui import scripts
 from chasqui.adding import PAGE_BITS
 from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.job import RepeatPattern
@@ -22,7 +23,7 @@ from chasqui.keys import Keys
 from chasqui.queue import Queue
 from tests.integration.conftest import until
 from tests.proxy import Fault, Proxy
-from tests.servers import Server
+from tests.servers import KINDS, Server
 
 pytestmark = pytest.mark.both_loops(on="redis-8.6")
 
@@ -401,3 +402,28 @@ async def test_a_queue_closed_with_adds_in_flight(
     del adds, outcomes
     gc.collect()
     assert stray == []
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_needs_no_memory_is_told_by_a_server_that_has_none(
+    kind: str, private_server: Callable[..., Server], queue_name: str
+) -> None:
+    """The repeat of an add that is in, and one for which there is no room."""
+    server, keys = private_server(kind), Keys(queue_name)
+    with redis_py.Redis.from_url(server.url) as redis:
+
+        def add(bit: int, most: int | str = "") -> Any:
+            names = (keys.stream, keys.applied("producer", 0))
+            arguments = (bit, 600, "", most, 1, "mail", b"envelope")
+            return redis.eval(scripts.ADD.source, len(names), *names, *arguments)
+
+        assert add(1) == 1
+        redis.config_set("maxmemory", 1)
+        assert add(1) == 0
+        assert add(2, 1) == [1]
+        with pytest.raises(redis_py.ResponseError, match="maxmemory"):
+            add(2)
+        redis.config_set("maxmemory", 0)
+        assert add(2) == 1
+        assert redis.xlen(keys.stream) == 2
