@@ -18,8 +18,10 @@ from chasqui.payload import decode
 from tests.facts import Fact, Ledger
 
 _IS_MISSING = re.compile("NOGROUP|no such key")
+#: The idle time that release.lua gives to what is handed back: beyond any lease.
+HANDED_BACK_MS = 864_000_000
 
-__all__ = ["Audit", "Census", "Fact", "Ledger", "audit", "number"]
+__all__ = ["HANDED_BACK_MS", "Audit", "Census", "Fact", "Ledger", "audit", "number"]
 
 
 @dataclass(frozen=True, slots=True)

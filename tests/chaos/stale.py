@@ -10,7 +10,7 @@ from chasqui.consumer.mercy import MOST_LEASES
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE
 from tests.chaos.scene import Record
 from tests.chaos.stage import Stage
-from tests.ledger import number
+from tests.ledger import HANDED_BACK_MS, number
 
 #: While a worker lives, no entry is left alone for longer.
 LEASES = 3
@@ -35,6 +35,8 @@ def look(stage: Stage) -> list[Stale]:
         at_s, idle_ms = time.monotonic(), int((LEASES + CALM_LEASES) * stage.lease_s * 1000)
         stream = stage.keys.stream
         for held in client.xpending_range(stream, DEFAULT_GROUP, "-", "+", 100, idle=idle_ms):
+            if held["time_since_delivered"] >= HANDED_BACK_MS:
+                continue  # it was given this age a moment ago
             for _, fields in client.xrange(stream, held["message_id"], held["message_id"]):
                 idle_s = held["time_since_delivered"] / 1000
                 found.append(Stale(number(fields[ENVELOPE]), at_s, idle_s))

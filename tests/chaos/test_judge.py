@@ -11,6 +11,7 @@ from tests.chaos.stage import QUEUE, Stage
 from tests.chaos.stale import Stale
 from tests.chaos.subjects import SUBJECTS
 from tests.facts import Fact
+from tests.ledger import HANDED_BACK_MS
 
 LEASE_S = 3.0
 #: Job 7 in the hands of two at once, and job 8 in those of one after the other.
@@ -74,10 +75,12 @@ def test_what_nobody_renews_is_seen(server: str) -> None:
             queue.add_bulk([{"name": "work", "data": {"n": n}} for n in range(3)])
         stream, limit_ms = stage.keys.stream, (stale.LEASES + stale.CALM_LEASES) * 1000
         stage.client.xgroup_create(stream, DEFAULT_GROUP, "0")
-        ((_, entries),) = stage.client.xreadgroup(DEFAULT_GROUP, "w", {stream: ">"}, count=2)
-        stage.client.xclaim(
-            stream, DEFAULT_GROUP, "w", 0, [entries[1][0]], idle=limit_ms + 500, justid=True
-        )
+        ((_, entries),) = stage.client.xreadgroup(DEFAULT_GROUP, "w", {stream: ">"}, count=3)
+        for (entry_id, _), idle_ms in zip(
+            entries[1:], (limit_ms + 500, HANDED_BACK_MS), strict=True
+        ):
+            ids, options = [entry_id], {"idle": idle_ms, "justid": True}
+            stage.client.xclaim(stream, DEFAULT_GROUP, "w", 0, ids, **options)
         (found,) = stale.look(stage)
         assert found.n == 1
         assert found.idle_s > limit_ms / 1000

@@ -21,7 +21,7 @@ from chasqui.errors import UnreachableError
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.payload import encode
 from tests.crash.workers import Runs
-from tests.ledger import Ledger
+from tests.ledger import HANDED_BACK_MS, Ledger
 
 #: Two chunks and a bit.
 BULK = 2 * CHUNK_JOBS + 5
@@ -29,8 +29,6 @@ BULK = 2 * CHUNK_JOBS + 5
 NAME = "one"
 FAR_MS = 600_000
 POLL_S = 0.005
-#: The idle time of an entry that was handed back.
-HANDED_BACK_MS = 864_000_000
 
 # ── Producing ───────────────────────────────────────────────────────────────────────────────────
 
