@@ -68,7 +68,7 @@ def kinds() -> str:
 
 def commands() -> str:
     """What repeats each run."""
-    prefixes = ("chaos-", "peer-", "figure-")
+    prefixes = ("chaos-", "peer-", "figure-", "soak-")
     runs = [told for prefix in prefixes for told in _runs(prefix)]
     runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
     lines = [_command(told) for told in runs]
@@ -283,10 +283,14 @@ def _found_idle() -> str:
 
 
 def _found_soak() -> str:
-    told = _result("soak")
+    return "; ".join(map(_soaked, _runs("soak-")))
+
+
+def _soaked(told: dict[str, Any]) -> str:
     first, last = told["first"], told["last"]
     return (
-        f"{told['hours']:g} h, {told['jobs']:,} jobs, {told['links_cut']:,} links cut: memory "
+        f"{told['server']}: {told['hours']:g} h, {told['jobs']:,} jobs, "
+        f"{told['links_cut']:,} links cut: memory "
         f"{told['rss_mib_per_h']:+g} MiB/h, of which {told['used_mib_per_h']:+g} are in use, "
         f"{told['blocks_per_h']:+d} blocks/h of Python's own allocator, "
         f"{first['files']} → {last['files']} descriptors, the "
@@ -304,7 +308,7 @@ def _found_hostile() -> str:
 
 
 #: The programs that show one figure each, and keep what repeats it.
-WORDS = ("leases", "restarts", "failovers", "cancels", "slots", "soak")
+WORDS = ("leases", "restarts", "failovers", "cancels", "slots")
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,
