@@ -89,6 +89,13 @@ LIBRARIES = {
             frozenset({"bulk50", "bulk1000", "drain"}),
         ),
         Library(
+            "floor",
+            "any library at best",
+            OURS,
+            JOBS | {"bulk": 300_000},
+            frozenset({"bulk50", "bulk1000"}),
+        ),
+        Library(
             "redis_benchmark",
             "redis-benchmark",
             OURS,

@@ -148,7 +148,7 @@ def _overview(results: Results, out: Path) -> Path | None:
             points = [
                 (found[name], i) for i, (_, found) in enumerate(reversed(rows)) if name in found
             ]
-            is_limit = name in ("limit", "redis_benchmark")
+            is_limit = name in ("limit", "floor", "redis_benchmark")
             axes.plot(
                 *zip(*points, strict=True),
                 linestyle="",
@@ -187,7 +187,9 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _colour(name: str) -> str:
-    return {"chasqui": OURS, "limit": LIMIT, "redis_benchmark": LIMIT}.get(name, THEIRS)
+    return {"chasqui": OURS, "limit": LIMIT, "floor": LIMIT, "redis_benchmark": LIMIT}.get(
+        name, THEIRS
+    )
 
 
 def _title(name: str) -> str:

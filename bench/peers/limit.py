@@ -37,7 +37,13 @@ class Wire:
 
     def ask(self, frame: bytes, count: int) -> list[Any]:
         """Send bytes, and take so many replies."""
+        self.send(frame)
+        return self.receive(count)
+
+    def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
+
+    def receive(self, count: int) -> list[Any]:
         replies: list[Any] = []
         while len(replies) < count:
             self._reader.feed(self._socket.recv(1 << 18))

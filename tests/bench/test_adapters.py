@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 N = 200
 INTEROP = ROOT / ".venv-interop" / "bin" / "python"
 RUN = {scenario.name: scenario.run for scenario in SCENARIOS}
-QUEUES = [name for name in LIBRARIES if name not in ("limit", "redis_benchmark")]
+QUEUES = [name for name in LIBRARIES if name not in ("limit", "floor", "redis_benchmark")]
 
 
 def command_of(library: Library) -> list[str]:
@@ -84,6 +84,13 @@ def test_the_limit_sends_and_reads_every_job(empty: Stage):
     assert RUN["bulk1000"](empty, limit, 2000)["n"] == 2000
     empty.clear()
     assert RUN["drain"](empty, limit, 2000)["n"] == 2000
+
+
+def test_any_library_at_best_adds_every_job(empty: Stage):
+    floor = LIBRARIES["floor"]
+    assert RUN["bulk1000"](empty, floor, 2000)["n"] == 2000
+    counted = empty.call(LIBRARIES["chasqui"], "count", n=2000)
+    assert counted["count"] == 2000
 
 
 def test_adapters_need_nothing_of_ours():
