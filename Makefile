@@ -40,7 +40,7 @@ fuzz: build ## Feed the core broken input under the sanitizers
 	@$(BIN)/python -m tests.fuzz
 
 faults: build servers ## Run every fault of the catalogue; the results go to tests/faults/results.json
-	@$(BIN)/python -m pytest -n 2 -m fault --fault-results=tests/faults/results.json $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m fault --fault-results=tests/faults/results.json $(PYTEST_ARGS)
 
 faults-long: build servers ## Run the faults that need minutes each
 	@$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)

@@ -56,8 +56,8 @@ here are halves of one core, and what both do at once takes each twice as long. 
 client's time counts, and a third of it is the caller's list and the garbage collector, which both
 lists of 1000 objects set going. "Any library at best" is what would be left without a library: the
 caller's list, the jobs that he gets back, and the prebuilt bytes between them, nothing checked or
-packed (`bench/peers/floor.py`); in two goes on another machine it reached 0.79 and 0.90 of the limit.
-Tried: chunks of 125, 250, 500 and 1000 jobs (no difference),
+packed (`bench/peers/floor.py`); in two goes on another machine it reached 0.79 and 0.90 of the
+limit. Tried: chunks of 125, 250, 500 and 1000 jobs (no difference),
 packing in one C call (kept), `Job` objects all at once and not by a call each (kept, a fifth of the
 client's CPU), a name that all jobs of a chunk share sent once (kept, 7 % of the server's; it makes
 the yardstick faster as well), ids counted up in their text (kept), one packed argument for all jobs

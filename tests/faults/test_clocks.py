@@ -1,7 +1,6 @@
 """Clocks that jump by an hour, the server's or a worker's: jobs run, and when they should."""
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -95,29 +94,6 @@ def test_the_servers_clock_jumps_while_jobs_run(
 
 def _ended(fleet: Fleet) -> set[int]:
     return {fact.n for fact in fleet.ledger.read("end")}
-
-
-@pytest.mark.fault(30, control=True)
-def test_without_renewals_what_is_in_flight_runs_again_and_again(
-    clock_server: ClockServer, make_fleet: Callable[[str], Fleet]
-) -> None:
-    """An entry that was taken over is one more lease that ends. Whoever holds it may be the one who
-    takes it over each time, and does not run it again; so there are ever more of them."""
-    fleet = make_fleet(clock_server.url)
-    target = "tests.crash.workers:make_without_heartbeat"
-    for who in WORKERS:
-        fleet.start(who, target=target, concurrency=3 * IN_FLIGHT)
-    fleet.started(*WORKERS)
-    fleet.add("hold", IN_FLIGHT)
-    eventually(lambda: fleet.ledger.count("start") >= IN_FLIGHT, "all run")
-    clock_server.jump(HOUR_S)
-    for n in range(8):
-        with contextlib.suppress(AssertionError):
-            what = "the bound is broken"
-            eventually(lambda: fleet.audit().extra_runs > IN_FLIGHT, what, limit_s=4)
-            return
-        fleet.start(f"late-{n}", target=target, concurrency=3 * IN_FLIGHT)
-    pytest.fail("the bound holds")
 
 
 @pytest.mark.fault(30, control=True)
