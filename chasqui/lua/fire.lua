@@ -17,14 +17,21 @@ local stream, keep, name = KEYS[1], ARGV[4], ARGV[5]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[3], 'XX', 0, '')
+local waits, is_due = false, false
 for i = 6, #ARGV, 2 do
   if tonumber(ARGV[i]) > now then
-    redis.call('ZADD', KEYS[2], 'XX', 0, '')
+    waits = true
   else
-    local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
-    if not string.find(denied.err, 'greater than 0-0', 1, true) then
-      return denied
-    end
+    is_due = true
+  end
+end
+if waits then
+  redis.call('ZADD', KEYS[2], 'XX', 0, '')
+end
+if is_due then
+  local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
+  if not string.find(denied.err, 'greater than 0-0', 1, true) then
+    return denied
   end
 end
 if ARGV[3] == '' then
