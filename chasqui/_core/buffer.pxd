@@ -16,8 +16,19 @@ cdef class CommandBuffer:
     cdef char _inline[INLINE_BYTES]
 
     cdef int _check_free(self) except -1
-    cdef char* reserve(self, Py_ssize_t size) except NULL
-    cdef int advance(self, char* end) except -1
+    cdef char* grow(self, Py_ssize_t size) except NULL
+
+    cdef inline char* reserve(self, Py_ssize_t size) except NULL:
+        """Room for `size` more bytes; returns where they go. Nothing counts until `advance`."""
+        if self._exports > 0 or size > self._cap - self._len:
+            return self.grow(size)
+        return self._data + self._len
+
+    cdef inline int advance(self, char* end) except -1:
+        """Count the bytes up to `end`, which `reserve` made room for."""
+        self._len = end - self._data
+        return 0
+
     cdef int write_header(self, char kind, uint64_t number) except -1
     cdef int write_bulk(self, const char* data, Py_ssize_t size) except -1
     cdef int write_number(self, uint64_t number) except -1

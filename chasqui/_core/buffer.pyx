@@ -88,32 +88,25 @@ cdef class CommandBuffer:
             raise BufferError("the CommandBuffer has a view out; release it before writing")
         return 0
 
-    cdef char* reserve(self, Py_ssize_t size) except NULL:
-        """Room for `size` more bytes; returns where they go. Nothing counts until `advance`."""
+    cdef char* grow(self, Py_ssize_t size) except NULL:
+        """What `reserve` does when there is no room, or a view is out."""
         cdef Py_ssize_t wanted
         cdef char* grown
-        if self._exports > 0:
-            self._check_free()
-        if size > self._cap - self._len:
-            if size > (<Py_ssize_t>1 << 62) - self._len:
-                raise MemoryError("the CommandBuffer cannot grow that far")
-            wanted = max(self._len + size, self._cap + (self._cap >> 1))
-            if self._data == self._inline:
-                grown = <char*>PyMem_RawMalloc(wanted)
-                if grown != NULL:
-                    memcpy(grown, self._inline, self._len)
-            else:
-                grown = <char*>PyMem_RawRealloc(self._data, wanted)
-            if grown == NULL:
-                raise MemoryError("no memory for the CommandBuffer")
-            self._data = grown
-            self._cap = wanted
-        return self._data + self._len
-
-    cdef int advance(self, char* end) except -1:
-        """Count the bytes up to `end`, which `reserve` made room for."""
-        self._len = end - self._data
-        return 0
+        self._check_free()
+        if size > (<Py_ssize_t>1 << 62) - self._len:
+            raise MemoryError("the CommandBuffer cannot grow that far")
+        wanted = max(self._len + size, self._cap + (self._cap >> 1))
+        if self._data == self._inline:
+            grown = <char*>PyMem_RawMalloc(wanted)
+            if grown != NULL:
+                memcpy(grown, self._inline, self._len)
+        else:
+            grown = <char*>PyMem_RawRealloc(self._data, wanted)
+        if grown == NULL:
+            raise MemoryError("no memory for the CommandBuffer")
+        self._data = grown
+        self._cap = wanted
+        return grown + self._len
 
     cdef int write_header(self, char kind, uint64_t number) except -1:
         """`*3` or `$12` with its line end."""

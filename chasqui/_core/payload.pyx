@@ -90,12 +90,23 @@ def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, lis
     """
     cdef Packer packer = Packer()
     cdef CommandBuffer out = packer.out
-    cdef Py_ssize_t i = start
+    cdef Py_ssize_t i = start, at
+    cdef PyObject* first
+    cdef PyObject* second
+    cdef PyObject* name_at
+    cdef PyObject* data_at
     while i < len(entries):
         entry = entries[i]
         if not PyDict_CheckExact(entry):
             break
-        name, value = (<dict>entry).get("name"), (<dict>entry).get("data", entry)
+        at = 0
+        if (
+            PyDict_Next(entry, &at, &first, &name_at) and <object>first is "name"
+            and PyDict_Next(entry, &at, &second, &data_at) and <object>second is "data"
+        ):                                      # as most write it: nothing is looked up
+            name, value = <object>name_at, <object>data_at
+        else:
+            name, value = (<dict>entry).get("name"), (<dict>entry).get("data", entry)
         if value is entry or not PyUnicode_CheckExact(name):
             break
         if not PyUnicode_IS_COMPACT_ASCII(name) or len(<str>name) > LONGEST_NAME:
