@@ -24,6 +24,7 @@ from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
 from chasqui.errors import ChasquiError, ClosedError, UnreachableError
 from chasqui.policy import (
     CONNECT_TIMEOUT_S,
+    INBOX_BYTES,
     LOOK_S,
     REQUEST_TIMEOUT_S,
     Introduction,
@@ -193,6 +194,11 @@ class _Side:
         #: The node that the last MOVED named.
         self.node: tuple[str, int] | None = None
         self.was_connected = False
+
+    @functools.cached_property
+    def inbox(self) -> memoryview:
+        """What all its links read into: they are never in use at the same time."""
+        return memoryview(bytearray(INBOX_BYTES))
 
     def drop_link(self) -> None:
         link, self.link = self.link, None
@@ -426,7 +432,8 @@ class _Exchange:
 
     def _open(self, endpoint: Endpoint, deadline_s: float) -> BlockingLink:
         endpoint = self._with_credentials(endpoint)
-        return open_link(endpoint, self._connection._introduction, deadline_s)
+        introduction = self._connection._introduction
+        return open_link(endpoint, introduction, deadline_s, self._side.inbox)
 
     def _with_credentials(self, endpoint: Endpoint) -> Endpoint:
         provider = self._connection._credential_provider

@@ -16,19 +16,21 @@ from chasqui.policy import Introduction, tune
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
-#: Bytes that are read at once, and that are sent before replies are looked for.
+#: Bytes that are sent before replies are looked for.
 _CHUNK_BYTES = 256 * 1024
 
 
 class BlockingLink:
-    """A link to one server. Not thread-safe, but for `interrupt`."""
+    """A link to one server. Not thread-safe, but for `interrupt`. It reads into `inbox`, which is
+    its owner's, and nobody else's while a call lasts."""
 
-    def __init__(self, sock: socket.socket, endpoint: Endpoint) -> None:
+    def __init__(self, sock: socket.socket, endpoint: Endpoint, inbox: memoryview) -> None:
         sock.setblocking(False)
         self.endpoint = endpoint
         self.profile: ServerProfile | None = None
         self.inflight: deque[Request] = deque()
         self._sock = sock
+        self._inbox = inbox
         self._reader = ReplyReader()
         self._poller = select.poll()
 
@@ -110,12 +112,12 @@ class BlockingLink:
     def _read(self, on_reply: Callable[[Request, Any], None]) -> None:
         reader, inflight = self._reader, self.inflight
         try:
-            data = self._sock.recv(_CHUNK_BYTES)
+            count = self._sock.recv_into(self._inbox)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
-        if not data:
+        if not count:
             raise ConnectionResetError("the server hung up")
-        reader.feed(data)
+        reader.feed(self._inbox[:count])
         while True:
             reply = reader.read(inflight[0].builder if inflight else None)
             if reply is INCOMPLETE:
@@ -135,10 +137,12 @@ class BlockingLink:
             on_reply(request, reply)
 
 
-def open_link(endpoint: Endpoint, introduction: Introduction, deadline_s: float) -> BlockingLink:
+def open_link(
+    endpoint: Endpoint, introduction: Introduction, deadline_s: float, inbox: memoryview
+) -> BlockingLink:
     """Dial and shake hands; a link that is ready for requests."""
     sock = _dial(endpoint, deadline_s)
-    link = BlockingLink(sock, endpoint)
+    link = BlockingLink(sock, endpoint, inbox)
     try:
         link.profile = _shake_hands(link, endpoint, introduction, deadline_s)
     except BaseException:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.errors import UnreachableError
-from chasqui.policy import CONNECT_TIMEOUT_S, Introduction, tune
+from chasqui.policy import CONNECT_TIMEOUT_S, INBOX_BYTES, Introduction, tune
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
@@ -18,8 +19,13 @@ logger = logging.getLogger(__name__)
 #: Bytes that the transport may hold before the link counts as not writable.
 _TRANSPORT_HIGH_BYTES = 1024 * 1024
 
+#: What the links of a loop read into, one after the other.
+_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[memoryview]] = (
+    weakref.WeakKeyDictionary()
+)
 
-class Link(asyncio.Protocol):
+
+class Link(asyncio.BufferedProtocol):
     """A link to one server. Its owner sets the three callbacks."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -32,8 +38,10 @@ class Link(asyncio.Protocol):
         self.is_writable = True
         #: No new requests go out: the link closes once its last reply has come.
         self.is_retired = False
+        loop = asyncio.get_running_loop()
         #: Done when the socket is closed.
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._inboxes = _inboxes.setdefault(loop, [])
         self._transport: asyncio.Transport | None = None
         self._reader = ReplyReader()
 
@@ -65,7 +73,19 @@ class Link(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_TRANSPORT_HIGH_BYTES)
         tune(transport.get_extra_info("socket"))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if not self._inboxes:
+            self._inboxes.append(memoryview(bytearray(INBOX_BYTES)))
+        return self._inboxes[-1]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        inbox = self._inboxes.pop()  # not for others before its replies have been handed over
+        try:
+            self._take(inbox[:nbytes])
+        finally:
+            self._inboxes.append(inbox)
+
+    def _take(self, data: memoryview) -> None:
         reader, inflight = self._reader, self.inflight
         try:
             reader.feed(data)

@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 30.0
 #: How long the kernel waits for a silent peer to acknowledge what was sent.
 TCP_USER_TIMEOUT_MS: Final = 20_000
+#: Bytes that are read at once, into memory that stays. A block for every read would be cut from the
+#: end of the heap: what is allocated before it is freed stays behind it, and the heap creeps.
+INBOX_BYTES: Final = 64 * 1024
 
 #: A server that is away is dialled at most five times a second by all who search for it together,
 #: and however long it was away at least twice: work goes on within a second of its return.

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,20 @@ def at_most(more_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
+def takes_at_most(more_bytes: int) -> Iterator[None]:
+    """Fails if Python held so much more at any moment, given back or not."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        yield
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= more_bytes, f"{taken} bytes were taken"
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -25,7 +25,9 @@ from chasqui.errors import (
     ServerError,
     UnreachableError,
 )
+from chasqui.policy import INBOX_BYTES
 from chasqui.request import Effect, Request, commands
+from tests.core.memory import takes_at_most
 from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
 
@@ -136,6 +138,15 @@ def test_no_thread_and_no_event_loop_is_left(server: Server, connect_blocking: C
     threads = threading.active_count()
     connect_blocking(server.url).call(echo("x"))
     assert threading.active_count() == threads
+
+
+def test_reads_take_no_new_memory(server: Server, connect_blocking: Connect) -> None:
+    """Nor do those of the next link."""
+    connection = connect_blocking(server.url)
+    connection.call(echo("x"))
+    with takes_at_most(INBOX_BYTES - 1):
+        connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
+        assert connection.call(echo("y")) == b"y"
 
 
 # ── Lost links ──────────────────────────────────────────────────────────────────────────────────

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chasqui.config import Endpoint
 from chasqui.errors import (
     AuthenticationError,
     ClosedError,
@@ -16,13 +17,18 @@ from chasqui.errors import (
     ServerError,
     UnreachableError,
 )
-from chasqui.request import Effect, commands
+from chasqui.link import Link
+from chasqui.policy import INBOX_BYTES
+from chasqui.request import Effect, Request, commands
 from tests.chaos.cancels import Storm, echo
+from tests.core.memory import takes_at_most
 from tests.integration.conftest import Connect, MakeProxy, incr, until
 from tests.proxy import Fault
 from tests.servers import Server
 
 pytestmark = pytest.mark.both_loops
+
+ENDPOINT = Endpoint.parse("redis://localhost:6379")
 
 
 # ── Pipelining ──────────────────────────────────────────────────────────────────────────────────
@@ -220,6 +226,50 @@ async def test_no_room_until_the_deadline_is_told(
     replies = await connection.run(plan())
     assert 2 < len(replies) < 100  # what comes after the first that had no room is not made
     assert all(isinstance(reply, UnreachableError) for reply in replies)
+
+
+async def test_reads_take_no_new_memory(server: Server, connect: Connect) -> None:
+    """Nor do those of the next link."""
+    connection = connect(server.url)
+    await connection.submit(echo("x"))
+    with takes_at_most(INBOX_BYTES - 1):
+        await connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
+        assert await connection.submit(echo("y")) == b"y"
+
+
+async def test_what_two_links_bring_at_once_is_not_mixed_up(
+    server: Server, connect: Connect
+) -> None:
+    connections = [connect(server.url) for _ in range(4)]
+
+    async def ask(number: int) -> None:
+        texts = [b"%d-" % number * size for size in (1, 20_000, 50_000, 200_000)]
+        requests = [commands(("ECHO", text), effect=Effect.READ) for text in texts]
+        submitted = map(connections[number].submit, requests)
+        assert await asyncio.gather(*submitted) == texts
+
+    await asyncio.gather(*(ask(number) for number in [*range(4)] * 10))
+
+
+async def test_a_link_that_reads_while_another_hands_over_leaves_that_its_bytes() -> None:
+    """An event loop that is run inside a callback of itself does that."""
+    first, second = Link(ENDPOINT), Link(ENDPOINT)
+    texts, found = [b"a" * 30_000, b"b" * 30_000], []
+
+    def arrive(link: Link, data: bytes) -> None:
+        link.get_buffer(-1)[: len(data)] = data
+        link.buffer_updated(len(data))
+
+    def on_reply(link: Link, request: Request, reply: Any) -> None:
+        if link is first:
+            arrive(second, b"$60000\r\n" + b"!" * 60_000 + b"\r\n")
+            found.append(reply)
+
+    for link, count in (first, 2), (second, 2):
+        link.on_reply = on_reply
+        link.inflight.extend(echo("x") for _ in range(count))
+    arrive(first, b"".join(b"$30000\r\n%s\r\n" % text for text in texts))
+    assert found == texts
 
 
 # ── Loops, forks, the end ───────────────────────────────────────────────────────────────────────
