@@ -7,6 +7,7 @@ import os
 from chasqui import Worker
 from chasqui._core.entry import Entry
 from chasqui.consumer import Engine
+from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.request import Effect
 from chasqui.runner import Stop
@@ -33,6 +34,17 @@ def hasty() -> Worker:
         return False
 
     Dispatcher._failed = forgive  # type: ignore[method-assign]
+    return make()
+
+
+def resigned() -> Worker:
+    """Does not send a refused ack again."""
+
+    def give_up(self: Acker, batch: AckBatch, error: Exception) -> None:
+        print("acks are refused:", error, flush=True)
+        self._finished(batch, [])
+
+    Acker._failed = give_up  # type: ignore[method-assign]
     return make()
 
 
