@@ -1,6 +1,7 @@
 """The recorded replies, and how to read and compare what becomes of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,25 @@ def read_all(reader: ReplyReader, builder: EntryBuilder | None) -> list[Any]:
     except ProtocolError as error:
         replies.append(("ProtocolError", str(error)))
     return replies
+
+
+def wrong_cuts(
+    recording: Recording, shape: str | None, make_reader: Callable[[], Any] = ReplyReader
+) -> list[int]:
+    """Where a reply must not be cut in two, for then it gives other objects."""
+    whole = ReplyReader()
+    whole.feed(recording.data)
+    expected = read_all(whole, builder_of(shape))
+    builder = builder_of(shape)
+    wrong = []
+    for cut in range(len(recording.data) + 1):
+        reader = make_reader()
+        reader.feed(recording.data[:cut])
+        replies = read_all(reader, builder)
+        reader.feed(recording.data[cut:])
+        if replies + read_all(reader, builder) != expected:
+            wrong.append(cut)
+    return wrong
 
 
 def comparable(value: Any) -> Any:

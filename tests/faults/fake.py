@@ -33,6 +33,8 @@ class FakeServer:
         self.hangs_up = False
         #: Links so far.
         self.accepted = 0
+        #: Of each answer that a test gave, whether the client took all of it.
+        self.taken: list[bool] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
         self._links: set[socket.socket] = set()
@@ -78,8 +80,16 @@ class FakeServer:
                 for frame in frames:
                     words = frame.split(b"\r\n")[2::2]
                     told = self._answer(words)
-                    link.sendall(_usual(words) if told is None else told)
-                    if told is not None and self.hangs_up:
+                    if told is None:
+                        link.sendall(_usual(words))
+                        continue
+                    is_taken = False
+                    try:
+                        link.sendall(told)
+                        is_taken = True
+                    finally:
+                        self.taken.append(is_taken)
+                    if self.hangs_up:
                         return
         self._links.discard(link)
 

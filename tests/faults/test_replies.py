@@ -1,15 +1,17 @@
 """Servers that answer with anything at all, into clients that live: each next call is answered."""
 
 import asyncio
+import functools
 import logging
 import os
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from chasqui._core.entry import EntryBuilder
-from chasqui._core.reply import ReplyReader
+from chasqui._core.reply import Builder, ReplyReader
 from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
 from chasqui.errors import ChasquiError
@@ -17,11 +19,12 @@ from chasqui.link import Link
 from chasqui.policy import Redial
 from chasqui.request import Effect, Request, commands
 from tests.core.memory import at_most, rss_bytes
-from tests.core.replies import builder_of, read_all, recordings
+from tests.core.replies import recordings, wrong_cuts
 from tests.crash.load import Seed
 from tests.faults.fake import FakeServer
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutate import RESP, mutate
+from tests.integration.conftest import until
 
 #: What a client may hold more after any number of bad answers.
 GROWTH_BYTES = 64 << 20
@@ -253,19 +256,86 @@ async def test_memory_that_is_taken_on_a_word_is_caught(
     assert isinstance(error, MemoryError)
 
 
+#: More than any buffer between the two holds.
+SENT_BYTES = 64 << 20
+#: What is beyond the limits of a reader, and what follows for as long as somebody listens.
+ENDLESS = {
+    "string": (b"$536870913\r\n", b"x" * (1 << 20)),
+    "array": (b"*67108864\r\n", b"$1048576\r\n%b\r\n" % (b"x" * (1 << 20))),
+}
+
+
+async def listen(
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+    kind: str,
+) -> list[bool]:
+    """Of both connections, whether they listened to all that came after such an announcement."""
+    bomb, more = ENDLESS[kind]
+    armed: list[bytes] = []
+
+    def answer(words: list[bytes]) -> bytes | None:
+        return armed.pop() if armed and words[-1] == b"dirty" else None
+
+    with FakeServer(answer) as server:
+        server.hangs_up = True
+        request = ("ECHO", "dirty")
+        armed.append(bomb + more * (SENT_BYTES // len(more) + 1))
+        assert await connect(server.url).execute(*request, effect=Effect.READ) == b"dirty"
+        await until(lambda: len(server.taken) == 1)
+        armed.append(bomb + more * (SENT_BYTES // len(more) + 1))
+        blocking = connect_blocking(server.url)
+        ask = functools.partial(blocking.execute, *request, effect=Effect.READ)
+        assert await asyncio.to_thread(ask) == b"dirty"
+        await until(lambda: len(server.taken) == 2)
+        return server.taken
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize("kind", ENDLESS)
+async def test_what_is_announced_beyond_the_limits_is_not_listened_to(
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+    kind: str,
+) -> None:
+    assert await listen(connect, connect_blocking, kind) == [False, False]
+
+
+@pytest.mark.fault(46, control=True)
+@pytest.mark.parametrize("kind", ENDLESS)
+async def test_without_limits_all_that_comes_is_kept(
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unlimited = functools.partial(ReplyReader, max_elements=1 << 30, max_bulk_bytes=1 << 40)
+    monkeypatch.setattr("chasqui.link.ReplyReader", unlimited)
+    monkeypatch.setattr("chasqui.blocking_link.ReplyReader", unlimited)
+    assert await listen(connect, connect_blocking, kind) == [True, True]
+
+
+class Forgetful:
+    """Reads each chunk as if it were the first one."""
+
+    def __init__(self) -> None:
+        self._reader = ReplyReader()
+
+    def feed(self, data: bytes) -> None:
+        self._reader = ReplyReader()
+        self._reader.feed(data)
+
+    def read(self, builder: Builder | None = None) -> Any:
+        return self._reader.read(builder)
+
+
 @pytest.mark.fault(45, control=True)
-def test_a_byte_lost_between_two_pieces_is_caught() -> None:
-    """The comparison of the recorded replies sees it in all of them."""
-    unseen = []
-    for recording in recordings():
-        whole = ReplyReader()
-        whole.feed(recording.data)
-        expected = read_all(whole, builder_of(recording.shape))
-        cut = len(recording.data) // 2
-        broken = ReplyReader()
-        broken.feed(recording.data[:cut])
-        found = read_all(broken, None if recording.shape is None else builder_of(recording.shape))
-        broken.feed(recording.data[cut + 1 :])
-        if found + read_all(broken, None) == expected:
-            unseen.append(recording.source)
+@pytest.mark.parametrize("is_shaped", [False, True], ids=["plain", "shaped"])
+def test_without_what_came_before_a_reply_in_two_pieces_is_another_one(is_shaped: bool) -> None:
+    """Whatever is in it."""
+    unseen = [
+        recording
+        for recording in recordings()[::5]
+        if not wrong_cuts(recording, recording.shape if is_shaped else None, Forgetful)
+    ]
     assert unseen == []
