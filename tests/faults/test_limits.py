@@ -12,12 +12,13 @@ from tests.servers import Server
 ROOT = Path(__file__).parents[2]
 #: How long a process may take to end; the control waits that long for one that does not.
 END_S = 20.0
-HANG_S = 3.0
+HANG_S = 2.0
 
 PREAMBLE = """
 import asyncio, logging, os, resource, signal, sys, threading
-from chasqui import ChasquiError, Queue, Worker, sync
+from chasqui import AuthenticationError, ChasquiError, Queue, Worker, sync
 logging.getLogger("chasqui").setLevel("ERROR")  # it advises upgrades
+logging.getLogger("asyncio").setLevel("ERROR")  # it tells of slow machines
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 url, name = sys.argv[1:]
 
@@ -92,6 +93,35 @@ if files() > before:
 print("fine")
 """
 
+#: Ten descriptors, and fifty dials that end at the door.
+DOOR_ASYNC = """
+async def main():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_file() + 10, hard))
+    for _ in range(50):
+        async with Queue(name, redis_url=url.replace("//", "//nobody:wrong@")) as queue:
+            try:
+                await queue.add("n", None)
+                sys.exit("it was let in")
+            except AuthenticationError:
+                pass
+asyncio.run(main())
+print("fine")
+"""
+
+DOOR_SYNC = """
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (next_file() + 10, hard))
+for _ in range(50):
+    with sync.Queue(name, redis_url=url.replace("//", "//nobody:wrong@")) as queue:
+        try:
+            queue.add("n", None)
+            sys.exit("it was let in")
+        except AuthenticationError:
+            pass
+print("fine")
+"""
+
 MEMORY = """
 def used():
     with open("/proc/self/statm") as file:
@@ -123,6 +153,14 @@ def test_without_descriptors_calls_fail_and_nothing_leaks(
 
 
 @pytest.mark.fault(53)
+@pytest.mark.parametrize("program", [DOOR_ASYNC, DOOR_SYNC], ids=["asyncio", "blocking"])
+def test_a_few_descriptors_are_enough_for_any_number_of_failed_dials(
+    server: Server, queue_name: str, program: str
+) -> None:
+    assert run(program, server, queue_name) == (0, "fine\n")
+
+
+@pytest.mark.fault(53)
 def test_without_memory_a_call_fails_and_the_next_one_works(
     server: Server, queue_name: str
 ) -> None:
@@ -130,12 +168,40 @@ def test_without_memory_a_call_fails_and_the_next_one_works(
     assert (code, printed.split()[-1]) == (0, "fine"), printed
 
 
+#: What is switched off, in which program, and what that prints instead.
+CARELESS = {
+    "asyncio, the system's errors": (
+        "from chasqui import connection\nconnection.dial_failure = lambda endpoint, error: error\n",
+        FILES_ASYNC,
+        "Too many open files",
+    ),
+    "blocking, the system's errors": (
+        "from chasqui import blocking\nblocking.dial_failure = lambda endpoint, error: error\n",
+        FILES_SYNC,
+        "Too many open files",
+    ),
+    "asyncio, links left open": (
+        "from chasqui.link import Link\nLink.abort = lambda self: None\n",
+        DOOR_ASYNC,
+        "Too many open files",
+    ),
+    "blocking, links left open": (
+        "from chasqui.blocking_link import BlockingLink\nBlockingLink.close = lambda self: None\n",
+        DOOR_SYNC,
+        "ResourceWarning: unclosed",  # nothing refers to it, so Python closes it
+    ),
+}
+
+
 @pytest.mark.fault(53, control=True)
-def test_a_descriptor_that_leaks_is_caught(server: Server, queue_name: str) -> None:
-    leaky = FILES_ASYNC.replace("    await asyncio.sleep(0)\n", "    leak = os.dup(0)\n")
-    code, printed = run(leaky, server, queue_name)
-    assert code == 1
-    assert "1 descriptors leaked" in printed
+@pytest.mark.parametrize("how", CARELESS)
+def test_a_dial_whose_failure_is_not_looked_after_is_caught(
+    server: Server, queue_name: str, how: str
+) -> None:
+    off, program, said = CARELESS[how]
+    ended = run(off + program, server, queue_name)
+    assert ended != (0, "fine\n")
+    assert said in ended[1]
 
 
 # ── The end ─────────────────────────────────────────────────────────────────────────────────────
@@ -151,10 +217,16 @@ ENDS = {
 def work():
     asyncio.run(Worker(name, handler, redis_url=url).run())
 
-thread = threading.Thread(target=work, daemon=True)
-thread.start()
+async def handler(job):
+    at_work.set()
+    await asyncio.sleep(3600)
+
+at_work = threading.Event()
+threading.Thread(target=work, daemon=True).start()
 with sync.Queue(name, redis_url=url) as queue:
-    job = queue.add("n", None)
+    queue.add("n", None)
+at_work.wait()
+print("leaving", flush=True)
 sys.exit(3)
 """,
         3,
@@ -225,7 +297,25 @@ asyncio.run(main())
 
 
 @pytest.mark.fault(54, control=True)
-def test_a_thread_that_never_ends_is_caught(server: Server, queue_name: str) -> None:
-    program = "threading.Thread(target=threading.Event().wait).start()\nsys.exit(0)\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        run(program, server, queue_name, HANG_S)
+def test_a_heartbeat_that_python_waits_for_is_a_hang(server: Server, queue_name: str) -> None:
+    off = """
+from chasqui.consumer.heartbeat import Heartbeat
+
+def start(self):
+    self._thread.daemon = False
+    self._thread.start()
+
+Heartbeat.start = start
+"""
+    program, _ = ENDS["exit beside a worker in a thread"]
+    with subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + off + program, server.url, queue_name],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "leaving\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(HANG_S)
+        finally:
+            process.kill()
