@@ -16,7 +16,7 @@ from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
 from chasqui.request import Effect
 from chasqui.scheduler import SchedulerConfig, SchedulerDuty
-from tests.crash.conftest import Fleet, eventually
+from tests.crash.conftest import Fleet, WorkerProcess, eventually
 from tests.faults.careless import careless
 from tests.faults.clock import HOUR_S, ClockServer, build_clock
 from tests.integration.consuming.conftest import Redis, Running
@@ -27,6 +27,7 @@ from tests.servers import KINDS, Server
 
 IN_FLIGHT = 20
 WORKERS = ("one", "two", "three")
+LEASE_MS = 2000
 
 
 @pytest.fixture(params=KINDS)
@@ -41,7 +42,7 @@ def clock_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clo
 
 def jump_while_jobs_run(clock_server: ClockServer, fleet: Fleet, jump_s: int) -> Audit:
     """The server's clock is set while three workers run jobs; the books when all is done."""
-    options = {"concurrency": 3 * IN_FLIGHT, "claim_min_idle_ms": 2000}
+    options = {"concurrency": 3 * IN_FLIGHT, "claim_min_idle_ms": LEASE_MS}
     workers = [fleet.start(who, **options) for who in WORKERS]
     fleet.started(*WORKERS)
     held = fleet.add("hold", IN_FLIGHT)
@@ -51,12 +52,57 @@ def jump_while_jobs_run(clock_server: ClockServer, fleet: Fleet, jump_s: int) ->
     later = fleet.add("quick", 50)
     assert _last_id(fleet) > last_id, "ids rise"
     eventually(lambda: _ended(fleet) >= set(later), "what was added later runs")
+    outlast_a_lease(fleet, held)
+    return all_done(fleet, workers)
+
+
+def latecomers_after_a_jump(
+    clock_server: ClockServer,
+    fleet: Fleet,
+    joined: Callable[[Fleet, str, list[int]], None],
+    target: str = "tests.crash.workers:make",
+) -> Audit:
+    """The server's clock is put forward while one worker runs all jobs. Then others come, the next
+    when the one before has `joined`; the books when all is done."""
+    options: dict[str, Any] = {"concurrency": IN_FLIGHT, "claim_min_idle_ms": LEASE_MS}
+    first, *others = WORKERS
+    workers = [fleet.start(first, target=target, **options)]
+    fleet.started(first)
+    held = fleet.add("hold", IN_FLIGHT)
+    run_all(fleet, first, held)
+    clock_server.jump(HOUR_S)
+    for who in others:
+        workers.append(fleet.start(who, target=target, **options))
+        joined(fleet, who, held)
+    return all_done(fleet, workers)
+
+
+def run_all(fleet: Fleet, who: str, numbers: list[int]) -> None:
+    """Return when this worker runs these jobs."""
+
+    def has_begun() -> bool:
+        return {fact.n for fact in fleet.ledger.read("start") if fact.who == who} >= set(numbers)
+
+    eventually(has_begun, f"{who} runs them all")
+
+
+def outlast_a_lease(fleet: Fleet, held: list[int]) -> None:
     renewals = Renewals(fleet)
     eventually(lambda: renewals.fewest(held) >= 4, "a lease and more has passed")
+
+
+def all_done(fleet: Fleet, workers: list[WorkerProcess]) -> Audit:
     for worker in workers:
         worker.open_gate()
     eventually(lambda: fleet.census().is_empty, "all is acknowledged")
     return fleet.audit()
+
+
+def judge(found: Audit, held: list[int]) -> None:
+    """What is in flight may run once more, nothing else."""
+    assert found.faults == {}
+    assert found.extra_runs <= len(held), "more runs than were in flight"
+    assert set(found.extra) <= set(held)
 
 
 def _last_id(fleet: Fleet) -> tuple[int, ...]:
@@ -84,12 +130,35 @@ class Renewals:
 def test_the_servers_clock_jumps_while_jobs_run(
     clock_server: ClockServer, make_fleet: Callable[[str], Fleet], jump_s: int
 ) -> None:
-    """An hour ahead every lease seems over: what is in flight may run once more, nothing else."""
+    """An hour ahead every lease seems over, an hour back none."""
     fleet = make_fleet(clock_server.url)
     found = jump_while_jobs_run(clock_server, fleet, jump_s)
-    assert found.faults == {}
-    assert found.extra_runs <= IN_FLIGHT
-    assert set(found.extra) <= set(fleet.added[:IN_FLIGHT])
+    judge(found, fleet.added[:IN_FLIGHT])
+
+
+@pytest.mark.fault(30)
+def test_who_comes_after_a_jump_finds_leases_renewed(
+    clock_server: ClockServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    """Whoever has an entry now keeps it, by the new clock."""
+
+    def joined(fleet: Fleet, who: str, held: list[int]) -> None:
+        fleet.started(who)
+        outlast_a_lease(fleet, held)
+
+    fleet = make_fleet(clock_server.url)
+    judge(latecomers_after_a_jump(clock_server, fleet, joined), fleet.added)
+
+
+@pytest.mark.fault(30, control=True)
+def test_without_renewals_whoever_comes_runs_all_again(
+    clock_server: ClockServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    fleet = make_fleet(clock_server.url)
+    target = "tests.faults.workers:forgetful"
+    found = latecomers_after_a_jump(clock_server, fleet, run_all, target)
+    with pytest.raises(AssertionError, match="more runs than were in flight"):
+        judge(found, fleet.added)
 
 
 def _ended(fleet: Fleet) -> set[int]:

@@ -9,9 +9,10 @@ from chasqui._core.entry import Entry
 from chasqui.consumer import Engine
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.dispatcher import Dispatcher
+from chasqui.consumer.reader import Reader
 from chasqui.request import Effect
 from chasqui.runner import Stop
-from tests.crash.workers import make
+from tests.crash.workers import GATE_POLL_S, make, make_without_heartbeat
 
 
 def abrupt() -> Worker:
@@ -24,6 +25,20 @@ def deaf() -> Worker:
     """Does nothing on the second signal."""
     Stop.now = lambda self, code: None  # type: ignore[method-assign]
     return make()
+
+
+def forgetful() -> Worker:
+    """Renews no lease; and reads nothing while it has as much in hand as it can run, so that it is
+    others who take over what lapses."""
+    read = Reader.run_once
+
+    async def rest_or_read(self: Reader) -> int:
+        while len(self._holdings.ids()) >= self._config.concurrency:  # noqa: ASYNC110 - as handlers
+            await asyncio.sleep(GATE_POLL_S)
+        return await read(self)
+
+    Reader.run_once = rest_or_read  # type: ignore[method-assign]
+    return make_without_heartbeat()
 
 
 def hasty() -> Worker:
