@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.chaos.conduct import Conductor
+from tests.chaos.conduct import DEFAULT_REST_S, REST_S, Conductor
 from tests.chaos.figure import commit
 from tests.chaos.judge import Result, Tally
 from tests.chaos.schedule import draw, kinds_of
@@ -65,17 +65,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     console = Console()
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
-    names = arguments.peer or [arguments.subject]
+    subjects = [SUBJECTS[arguments.subject]]
+    if arguments.peer:
+        subjects = [PEERS[each][name] for name in arguments.peer for each in arguments.settings]
+    many = len(subjects) > 1
     code = 0
-    for name in names:
-        subject = PEERS[name] if arguments.peer else SUBJECTS[name]
+    for subject in subjects:
         told = _told(arguments, subject, seed)
         console.print(f"seed {seed}: repeat with [bold]{told['command']}[/]", soft_wrap=True)
         try:
             subject.prepare(console.print)
         except InstallError as error:
-            console.print(f"[red]{name} could not be set up: {error}[/]")
-            _save(arguments.json, {**told, "missing": str(error)}, many=len(names) > 1)
+            console.print(f"[red]{subject.name} could not be set up: {error}[/]")
+            _save(arguments.json, {**told, "missing": str(error)}, many=many)
             continue
         result = run(
             subject, arguments.server, jobs=arguments.jobs, faults=arguments.faults, seed=seed,
@@ -84,7 +86,7 @@ def main() -> int:
         )  # fmt: skip
         show(console, result, told)
         told["versions"] = subject.versions() | _server_version(arguments.server)
-        _save(arguments.json, {**told, **_summary(result)}, many=len(names) > 1)
+        _save(arguments.json, {**told, **_summary(result)}, many=many)
         if result.violations and not arguments.peer:
             code = 1
     return code
@@ -100,14 +102,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="FAULT", help="this kind, and no other")
     parser.add_argument("--subject", choices=["chasqui", "broken"], default="chasqui")
     parser.add_argument(
-        "--peer", action="append", choices=list(PEERS), help="another queue instead"
+        "--peer", action="append", choices=list(PEERS["safe"]), help="another queue instead"
     )
     parser.add_argument("--peers", action="store_true", help="all other queues, or those of --peer")
+    parser.add_argument(
+        "--settings", action="append", choices=list(PEERS),
+        help="of other queues: what is safe, their defaults, or, unless given, first one and then "
+             "the other",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("--report", action="store_true", help="write docs/reliability.md")
     arguments = parser.parse_args()
+    arguments.settings = arguments.settings or list(PEERS)
     if arguments.peers and not arguments.peer:
-        arguments.peer = list(PEERS)
+        arguments.peer = list(PEERS["safe"])
     return arguments
 
 
@@ -117,13 +125,23 @@ def _told(arguments: argparse.Namespace, subject: Subject, seed: int) -> dict[st
     if arguments.lease_ms != LEASE_MS:
         words.append(f"--lease-ms {arguments.lease_ms}")
     if arguments.peer:
-        words.append(f"--peer {subject.name}")
+        words.append(f"--peer {subject.name} --settings {_settings(subject)}")
     words += [f"--only '{kind}'" for kind in arguments.only or ()]
+    peer: dict[str, Any] = {}
+    if arguments.peer:
+        lease_s = arguments.lease_ms / 1000
+        recovers_s = lease_s if subject.recovers_s is None else subject.recovers_s
+        peer = {"settings": _settings(subject), "setup": subject.setup, "recovers_s": recovers_s,
+                "rest_s": DEFAULT_REST_S if subject.is_default else REST_S}  # fmt: skip
     return {
-        "subject": subject.name, "title": subject.title, "settings": subject.settings,
+        "subject": subject.name, "title": subject.title, **peer,
         "server": arguments.server, "seed": seed, "lease_ms": arguments.lease_ms,
         "command": " ".join(words), "commit": commit(),
     }  # fmt: skip
+
+
+def _settings(subject: Subject) -> str:
+    return "default" if subject.is_default else "safe"
 
 
 def _server_version(name: str) -> dict[str, str]:
@@ -141,7 +159,8 @@ def _save(path: Path | None, told: dict[str, Any], *, many: bool) -> None:
     if path is None:
         return
     if many:
-        path = path.with_name(f"{path.stem}-{told['subject']}{path.suffix}")
+        more = "-default" if told.get("settings") == "default" else ""
+        path = path.with_name(f"{path.stem}-{told['subject']}{more}{path.suffix}")
     path.write_text(json.dumps(told, indent=1) + "\n")
 
 

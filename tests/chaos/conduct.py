@@ -28,6 +28,11 @@ OVERLAP = 4
 WINDOW = 5000
 #: No job done for so long, with no fault at work: it will not go on.
 HANG_S = 60.0
+#: No job done for so long at the end: those that are left are stuck. What is left at its defaults
+#: may need more to take over what lost workers had, but a run should not last an hour.
+REST_S, DEFAULT_REST_S = 30.0, 120.0
+#: A queue that is still busy then is not waited for.
+MOST_REST_S = 240.0
 #: How long a process may take to start, or to end.
 START_S = 30.0
 #: How long a service manager waits before it starts another one.
@@ -134,7 +139,7 @@ class Conductor:
         """Whether all jobs were tried and all faults struck, or nothing goes on."""
         if self._tally.settled != self._last_count or self._active():
             self._last_count, self._last_s = self._tally.settled, time.monotonic()
-        if time.monotonic() - self._last_s > HANG_S:
+        if time.monotonic() - self._last_s > max(HANG_S, self._patience_s()):
             return True
         producing = any(producer.is_running for producer in self._stage.producers)
         # In this order: the last act of a fault may be to have another one drawn.
@@ -142,8 +147,11 @@ class Conductor:
 
     def _settle(self) -> bool:
         """Wait until the queue is at rest; True if it never was."""
-        self._last_s = time.monotonic()
-        while time.monotonic() - self._last_s < self._patience_s():
+        start_s = self._last_s = time.monotonic()
+        while (
+            time.monotonic() - self._last_s < self._patience_s()
+            and time.monotonic() - start_s < MOST_REST_S
+        ):
             time.sleep(TICK_S)
             self._tally.read()
             self._revive()
@@ -156,7 +164,10 @@ class Conductor:
         return True
 
     def _patience_s(self) -> float:
-        return max(HANG_S / 2, self._stage.lease_s * 6)
+        subject = self._stage.subject
+        if subject.is_default:
+            return DEFAULT_REST_S
+        return max(REST_S, self._stage.lease_s * 6) if subject.is_ours else REST_S
 
     def _is_at_rest(self) -> bool:
         if not self._stage.subject.is_ours:

@@ -187,7 +187,10 @@ class Stage:
         self, subject: Subject, kind: str, *, jobs: int, workers: int, producers: int, lease_ms: int
     ) -> None:
         self.subject = subject
-        self.lease_s = lease_ms / 1000
+        #: By which the length of faults is measured.
+        self.fault_s = lease_ms / 1000
+        #: After how long others take over what a lost worker had.
+        self.lease_s = self.fault_s if subject.recovers_s is None else subject.recovers_s
         self.jobs = jobs
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=base))
@@ -202,6 +205,7 @@ class Stage:
         told = {"url": self.server.url, "queue": QUEUE, "folder": str(self.folder), "who": ""}
         shared: dict[str, Any] = {
             **told, "lease_ms": lease_ms, "is_mixed": subject.is_mixed, "producers": producers,
+            "is_default": subject.is_default,
         }  # fmt: skip
         self.workers = [
             Member(self, Told(role="worker", place=i, **shared), subject.worker)

@@ -30,7 +30,11 @@ class Subject:
     #: Jobs with delays, retries and failures, not only immediate ones.
     is_mixed: bool = False
     #: How it was set up, where that differs from its defaults.
-    settings: str = ""
+    setup: str = ""
+    #: After how long others take over what a lost worker had, by its documents; None: the lease.
+    recovers_s: float | None = None
+    #: Left as its first example has it.
+    is_default: bool = False
 
     def versions(self) -> dict[str, str]:
         """The versions of its packages, as they are installed."""
@@ -65,13 +69,25 @@ def _broken() -> Subject:
     return Subject("broken", "acknowledges first", worker, producer, is_ours=True)
 
 
-def _peer(name: str, title: str, library: str, packages: tuple[str, ...], settings: str) -> Subject:
+def _peer(name: str, title: str, library: str, packages: tuple[str, ...]) -> Subject:
     environment = LIBRARIES[library].environment
     if environment.is_node:
         program: tuple[str, ...] = ("node", str(ROOT / "tests/chaos/programs" / f"{name}.cjs"))
     else:
         program = (str(python_of(environment)), "-m", f"{PROGRAMS}.{name}")
-    return Subject(name, title, program, program, environment, packages, settings=settings)
+    return Subject(name, title, program, program, environment, packages)
+
+
+def _safe(name: str, setup: str, recovers_s: float | None = None) -> Subject:
+    """At what its documentation has for production, with times as short as the lease."""
+    return replace(SUBJECTS[name], is_mixed=False, setup=setup, recovers_s=recovers_s)
+
+
+def _default(name: str, recovers_s: float, setup: str) -> Subject:
+    """As its first example has it, but for the pace."""
+    return replace(
+        SUBJECTS[name], is_mixed=False, setup=setup, recovers_s=recovers_s, is_default=True
+    )
 
 
 SUBJECTS: dict[str, Subject] = {
@@ -79,19 +95,44 @@ SUBJECTS: dict[str, Subject] = {
     for subject in (
         _ours(),
         _broken(),
-        _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",), "claim_min_idle_ms = lease"),
-        _peer("arq", "arq", "arq", ("arq",), "job_timeout = 10 s, max_tries = 1000"),
-        _peer("saq", "SAQ", "saq", ("saq",), "timeout, heartbeat, sweep = lease, retries = 1000"),
-        _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis"),
-              "idle_timeout and unacknowledged_lock_timeout = lease"),
-        _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",),
-              "lockDuration and stalledInterval = lease, maxStalledCount = 1000"),
+        _peer("chasquimq", "chasquimq", "chasquimq", ("chasquimq",)),
+        _peer("arq", "arq", "arq", ("arq",)),
+        _peer("saq", "SAQ", "saq", ("saq",)),
+        _peer("taskiq", "taskiq-redis", "taskiq", ("taskiq", "taskiq-redis")),
+        _peer("bullmq", "BullMQ", "bullmq_node", ("bullmq",)),
     )
-}  # fmt: skip
-#: For a comparison: all with immediate jobs only, and under faults that any queue can meet.
-PEERS = {
-    "chasqui": replace(SUBJECTS["chasqui"], is_mixed=False, settings="claim_min_idle_ms = lease"),
-    **{name: subject for name, subject in SUBJECTS.items() if subject.environment is not None},
 }
+#: For a comparison: all with immediate jobs only, and under faults that any queue can meet.
+PEERS: dict[str, dict[str, Subject]] = {
+    "safe": {
+        subject.name: subject
+        for subject in (
+            _safe("chasqui", "claim_min_idle_ms = lease, max_deliveries without limit"),
+            _safe("chasquimq", "claim_min_idle_ms = lease, add_unique"),
+            _safe("arq", "job_timeout = 10 s, to which it adds 10, max_tries = 1000, "
+                         "job_completion_wait = 15 s", 20),
+            _safe("saq", "timeout, heartbeat and sweep = lease, retries = 1000, "
+                         "shutdown_grace_period_s = 15", 6),
+            _safe("taskiq", "idle_timeout and unacknowledged_lock_timeout = lease, "
+                            "consumer_id = 0, acknowledged when the result is saved"),
+            _safe("bullmq", "lockDuration and stalledInterval = lease, maxStalledCount = 1000, "
+                            "maxRetriesPerRequest = null for workers, enableOfflineQueue = false "
+                            "for producers, removeOnComplete", 6),
+        )
+    },
+    "default": {
+        subject.name: subject
+        for subject in (
+            _default("chasqui", 15, "claim_min_idle_ms is 15 s"),
+            _default("chasquimq", 30, "claim_min_idle_ms is 30 s"),
+            _default("arq", 310, "job_timeout is 300 s, to which it adds 10, max_tries is 5"),
+            _default("saq", 70, "timeout is 10 s, there is no heartbeat, sweep is 60 s, and "
+                                "retries is 1: what a lost worker had is given up"),
+            _default("taskiq", 600, "idle_timeout is 600 s"),
+            _default("bullmq", 60, "lockDuration and stalledInterval are 30 s, maxStalledCount "
+                                   "is 1"),
+        )
+    },
+}  # fmt: skip
 
 __all__ = ["PEERS", "ROOT", "SUBJECTS", "InstallError", "Subject", "folder_of"]

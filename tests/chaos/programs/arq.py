@@ -7,10 +7,15 @@ from arq.connections import RedisSettings
 from arq.worker import Worker, func
 
 from tests.chaos.programs.common import mark
-from tests.chaos.programs.peer import DRAIN_S, SLOTS, Peer, main
+from tests.chaos.programs.peer import DRAIN_S, SLOTS, TRIES, NotAddedError, Peer, main
 
 #: Longer than any worker is stopped here: it gives up a job that takes longer, for good.
 TIMEOUT_S = 10
+SAFE: dict[str, Any] = {
+    "job_timeout": TIMEOUT_S,
+    "max_tries": TRIES,
+    "job_completion_wait": DRAIN_S,
+}
 
 
 class Arq(Peer):
@@ -18,9 +23,11 @@ class Arq(Peer):
         self._pool = await create_pool(RedisSettings.from_dsn(self.told.url))
 
     async def add(self, n: int) -> None:
-        await self._pool.enqueue_job("work", n, mark(n))
+        # It also answers None when its link broke between WATCH and EXEC.
+        if await self._pool.enqueue_job("work", n, mark(n)) is None:
+            raise NotAddedError
 
-    async def work(self) -> None:
+    def run(self) -> None:
         async def work(context: Any, n: int, text: str) -> None:
             await self.runs.work(n)
 
@@ -28,13 +35,10 @@ class Arq(Peer):
             functions=[func(work, name="work")],
             redis_settings=RedisSettings.from_dsn(self.told.url),
             max_jobs=SLOTS,
-            job_timeout=TIMEOUT_S,
-            max_tries=1000,
             poll_delay=0.05,
-            keep_result=0,
-            job_completion_wait=DRAIN_S,
+            **({} if self.told.is_default else SAFE),
         )
-        await worker.async_run()
+        worker.run()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // BullMQ on Node: producer and worker as common.py and peer.py have them, for the one queue that is
-// not Python. Completed jobs are removed, as its documentation advises.
+// not Python. Unless it is left at its defaults it is set up as its page "Going to production" says:
+// adds fail at once while there is no server, workers wait for it, and completed jobs are removed.
 'use strict';
 const path = require('path');
 const modules = path.join(__dirname, '..', '..', '..', '.venv-bench-node', 'node_modules');
@@ -11,7 +12,8 @@ const ADD_MS = 10_000;
 const PAUSE_MS = 100;
 const told = JSON.parse(process.env.CHAOS_TOLD);
 const { hostname, port } = new URL(told.url);
-const connection = { host: hostname, port: Number(port), maxRetriesPerRequest: null };
+const connection = { host: hostname, port: Number(port) };
+const safe = (options) => (told.is_default ? {} : options);
 const sleep = (ms) => new Promise((wake) => setTimeout(wake, ms));
 
 const book = fs.openSync(path.join(told.folder, `${process.pid}.ledger`), 'a', 0o600);
@@ -33,7 +35,9 @@ async function outcomeOf(adding) {
 }
 
 async function produce() {
-  const queue = new Queue(told.queue, { connection });
+  const queue = new Queue(told.queue, {
+    connection: { ...connection, ...safe({ enableOfflineQueue: false }) },
+  });
   queue.on('error', () => {});
   const gate = fs.openSync(path.join(told.folder, 'gate'), 'r');
   const [first, last] = told.numbers;
@@ -42,7 +46,7 @@ async function produce() {
     const numbers = Array.from({ length: Math.min(BULK, last - start) }, (_, i) => start + i);
     write('try', numbers);
     const outcomes = await Promise.all(numbers.map((n) => outcomeOf(
-      queue.add('work', { n, mark: `chaos-job:${n}:` }, { removeOnComplete: true }))));
+      queue.add('work', { n, mark: `chaos-job:${n}:` }, safe({ removeOnComplete: true })))));
     for (const kind of ['ok', 'unknown']) {
       const chosen = numbers.filter((_, i) => outcomes[i] === kind);
       if (chosen.length) write(kind, chosen);
@@ -59,11 +63,13 @@ function work() {
     write('end', [job.data.n]);
   };
   const worker = new Worker(told.queue, handle, {
-    connection,
+    connection: { ...connection, ...safe({ maxRetriesPerRequest: null }) },
     concurrency: 100,
-    lockDuration: told.lease_ms,
-    stalledInterval: told.lease_ms,
-    maxStalledCount: 1000,
+    ...safe({
+      lockDuration: told.lease_ms,
+      stalledInterval: told.lease_ms,
+      maxStalledCount: 1000,
+    }),
   });
   worker.on('error', () => {});
   process.on('SIGTERM', async () => {

@@ -34,6 +34,8 @@ def make() -> Worker:
         await work(job)
         return int(job.data["n"])
 
+    if told.is_default:
+        return Worker(told.queue, work, redis_url=told.url, consumer_id=who)
     return Worker(
         told.queue,
         work_with_result if told.place == 0 else work,
@@ -51,14 +53,16 @@ def make() -> Worker:
 async def main() -> None:
     """Each producer has its own way: single adds at once, bulks, and no event loop."""
     told = Told.here()
+    limits: list[dict[str, Any]] = [{"request_timeout_s": 2}, {}, {"request_timeout_s": 5}]
+    limit = {} if told.is_default else limits[told.place % 3]
     if told.place % 3 == 0:
-        async with Queue(told.queue, redis_url=told.url, request_timeout_s=2) as queue:
+        async with Queue(told.queue, redis_url=told.url, **limit) as queue:
             await produce(told, lambda numbers: _singles(told, queue, numbers))
     elif told.place % 3 == 1:
         async with Queue(told.queue, redis_url=told.url) as queue:
             await produce(told, lambda numbers: _bulk(told, queue, numbers))
     else:
-        with sync.Queue(told.queue, redis_url=told.url, request_timeout_s=5) as blocking:
+        with sync.Queue(told.queue, redis_url=told.url, **limit) as blocking:
             await produce(told, lambda numbers: _blocking_bulk(told, blocking, numbers))
 
 

@@ -14,7 +14,11 @@ class ChasquiMQ(Peer):
         self._queue = Queue(self.told.queue, redis_url=self.told.url)
 
     async def add(self, n: int) -> None:
-        await self._queue.add("work", {"n": n, "mark": mark(n)})
+        data = {"n": n, "mark": mark(n)}
+        if self.told.is_default:
+            await self._queue.add("work", data)
+        else:  # for producers whose adds may be repeated after a broken link
+            await self._queue.add_unique("work", data, job_id=f"job-{n}")
 
     async def work(self) -> None:
         async def handle(job: Any) -> None:
@@ -27,7 +31,7 @@ class ChasquiMQ(Peer):
             redis_url=self.told.url,
             concurrency=SLOTS,
             consumer_id=self.told.who,
-            claim_min_idle_ms=self.told.lease_ms,
+            claim_min_idle_ms=None if self.told.is_default else self.told.lease_ms,
         )
         running = asyncio.ensure_future(worker.run())
         stopping = asyncio.ensure_future(stop.wait())

@@ -38,6 +38,8 @@ class Told:
     place: int
     lease_ms: int
     is_mixed: bool
+    #: A queue is left as its first example has it: only the pace is set.
+    is_default: bool = False
     #: Of a producer: the jobs that are its own, and how many producers there are.
     numbers: tuple[int, int] = (0, 0)
     #: Where its numbers began before any restart.

@@ -8,6 +8,8 @@ from tests.chaos.programs.common import Runs, Told, one_by_one, produce
 
 #: Handlers at once, as chasqui's workers have.
 SLOTS = 100
+#: How often a job may be lost with its worker before it is given up: never, here.
+TRIES = 1000
 #: An add that takes longer is given up; nobody knows then whether it happened.
 ADD_S = 10.0
 #: How long a worker that is told to go may finish what it runs.
@@ -32,9 +34,18 @@ class Peer:
     async def add(self, n: int) -> None:
         raise NotImplementedError
 
+    def run(self) -> None:
+        """Be a worker, in the way that the library's own command has, until SIGTERM."""
+        asyncio.run(self.work())
+
     async def work(self) -> None:
-        """Run jobs until SIGTERM; a library that handles it by itself is left to it."""
+        """The same, of a library whose worker is a coroutine. Libraries that handle SIGTERM by
+        themselves are left to it."""
         raise NotImplementedError
+
+
+class NotAddedError(Exception):
+    """The library says that it has the job already. It has not, unless an add was repeated."""
 
 
 def stop_on_sigterm() -> asyncio.Event:
@@ -46,15 +57,15 @@ def stop_on_sigterm() -> asyncio.Event:
 
 def main(kind: Callable[[Told], Peer]) -> None:
     """Be the producer or worker that the environment describes."""
-    asyncio.run(_main(kind))
-
-
-async def _main(kind: Callable[[Told], Peer]) -> None:
     told = Told.here()
     peer = kind(told)
     if told.role == "worker":
-        await peer.work()
-        return
+        peer.run()
+    else:
+        asyncio.run(_produce(told, peer))
+
+
+async def _produce(told: Told, peer: Peer) -> None:
     while True:
         try:
             await peer.open()

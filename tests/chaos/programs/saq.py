@@ -7,7 +7,7 @@ from saq import Worker
 from saq.queue.redis import RedisQueue
 
 from tests.chaos.programs.common import mark
-from tests.chaos.programs.peer import DRAIN_S, SLOTS, Peer, main
+from tests.chaos.programs.peer import DRAIN_S, SLOTS, TRIES, NotAddedError, Peer, main
 
 
 class Saq(Peer):
@@ -16,21 +16,25 @@ class Saq(Peer):
         await self._queue.connect()
 
     async def add(self, n: int) -> None:
-        await self._queue.enqueue(
-            "work", n=n, mark=mark(n), timeout=self.lease_s, heartbeat=self.lease_s, retries=1000
-        )
+        safe = {"timeout": self.lease_s, "heartbeat": self.lease_s, "retries": TRIES}
+        options = {} if self.told.is_default else safe
+        if await self._queue.enqueue("work", n=n, mark=mark(n), **options) is None:
+            raise NotAddedError
 
     async def work(self) -> None:
         async def work(context: Any, *, n: int, mark: str) -> None:
             await self.runs.work(n)
 
         await self.open()
+        safe: dict[str, Any] = {
+            "timers": {"sweep": self.lease_s},
+            "shutdown_grace_period_s": DRAIN_S,
+        }
         worker = Worker(
             self._queue,
             functions=[("work", work)],
             concurrency=SLOTS,
-            timers={"sweep": self.lease_s},
-            shutdown_grace_period_s=DRAIN_S,
+            **({} if self.told.is_default else safe),
         )
         await worker.start()
 
