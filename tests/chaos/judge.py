@@ -4,6 +4,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +19,14 @@ from tests.facts import Fact, Ledger
 from tests.ledger import Audit, Census, audit
 
 _MARK = re.compile(rb"chaos-job:(\d+):")
+#: How all of a key is read, by its type; streams apart.
+_READ: dict[bytes, Callable[[Any, bytes], Any]] = {
+    b"string": lambda pipe, key: pipe.get(key),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1),
+    b"set": lambda pipe, key: pipe.smembers(key),
+}
 #: Links that a worker may have more at the end than at the start: those that are just replaced.
 FDS_SLACK = 6
 #: A server that is back for less than this before it is struck again need not see a job done.
@@ -205,22 +214,21 @@ def _buried_wrongly(stage: Stage) -> set[int]:
 def numbers_anywhere(client: redis.Redis) -> set[int]:
     """Every job whose mark is in any key, whatever queue it belongs to."""
     found: set[int] = set()
-    for key in client.scan_iter(count=1000):
-        kind = client.type(key).decode()
-        if kind == "string":
-            values: Any = client.get(key)
-        elif kind == "list":
-            values = client.lrange(key, 0, -1)
-        elif kind == "hash":
-            values = client.hgetall(key)
-        elif kind == "zset":
-            values = client.zrange(key, 0, -1)
-        elif kind == "set":
-            values = client.smembers(key)
-        else:
-            values = _not_done(client, key)
-        text = key + (values if isinstance(values, bytes) else repr(values).encode())
-        found.update(int(n) for n in _MARK.findall(text))
+    keys = list(client.scan_iter(count=1000))
+    for start in range(0, len(keys), 1000):
+        some = keys[start : start + 1000]
+        with client.pipeline(transaction=False) as pipe:
+            for key in some:
+                pipe.type(key)
+            kinds = dict(zip(some, pipe.execute(), strict=True))
+            read = [key for key in some if kinds[key] in _READ]
+            for key in read:
+                _READ[kinds[key]](pipe, key)
+            values = dict(zip(read, pipe.execute(), strict=True))
+        for key in some:
+            value = _not_done(client, key) if kinds[key] == b"stream" else values.get(key)
+            text = key + (value if isinstance(value, bytes) else repr(value).encode())
+            found.update(int(n) for n in _MARK.findall(text))
     return found
 
 

@@ -1,17 +1,22 @@
 """The judge, on books that are made up: what has no cause is seen, and what has one is let pass."""
 
+from collections.abc import Callable
+
 import pytest
+import redis
 
 from chasqui import sync
 from chasqui.keys import DEFAULT_GROUP
 from tests.chaos import stale
-from tests.chaos.judge import Result, uncaused
+from tests.chaos.judge import Result, numbers_anywhere, uncaused
+from tests.chaos.programs.common import mark
 from tests.chaos.scene import Record
 from tests.chaos.stage import QUEUE, Stage
 from tests.chaos.stale import Stale
 from tests.chaos.subjects import SUBJECTS
 from tests.facts import Fact
 from tests.ledger import HANDED_BACK_MS
+from tests.servers import Server
 
 LEASE_S = 3.0
 #: Job 7 in the hands of two at once, and job 8 in those of one after the other.
@@ -84,3 +89,22 @@ def test_what_nobody_renews_is_seen(server: str) -> None:
         (found,) = stale.look(stage)
         assert found.n == 1
         assert found.idle_s > limit_ms / 1000
+
+
+@pytest.mark.slow
+def test_a_job_is_found_in_whatever_key_it_is(private_server: Callable[..., Server]) -> None:
+    with redis.Redis.from_url(private_server("valkey-9").url) as client:
+        assert numbers_anywhere(client) == set()
+        client.set("string", mark(1))
+        client.rpush("list", "other", mark(2))
+        client.hset("hash", "field", mark(3))
+        client.zadd("zset", {mark(4): 0})
+        client.sadd("set", mark(5))
+        client.set(mark(6), "in the key's name")
+        client.xadd("unread", {"data": mark(7)})
+        for n in (8, 9, 10):
+            client.xadd("read", {"data": mark(n)})
+        client.xgroup_create("read", "group", "0")
+        ((_, entries),) = client.xreadgroup("group", "w", {"read": ">"}, count=2)
+        client.xack("read", "group", entries[0][0])
+        assert numbers_anywhere(client) == {1, 2, 3, 4, 5, 6, 7, 9, 10}
