@@ -160,6 +160,8 @@ async def measure(
         "rss_mib_per_h": round(slope_per_h(counted, "rss_mib"), 3),
         "used_mib_per_h": round(slope_per_h(counted, "used_mib"), 3),
         "blocks_per_h": round(slope_per_h(counted, "blocks")),
+        # All of them: a slope does not tell whether memory creeps, steps or levels off.
+        "rss_mib_at_s": {round(one.at_s): round(one.rss_mib, 3) for one in soak.samples},
     }
 
 
