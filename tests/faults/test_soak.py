@@ -1,6 +1,7 @@
 """Hours of work in a minute: links break every moment, and in the end all is as it was."""
 
 import asyncio
+import gc
 import mmap
 import os
 import time
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Queue, Worker
+from chasqui import Queue, Worker, scripts
+from chasqui.connection import Connection
 from chasqui.consumer import Health
+from chasqui.link import Link
 from tests.chaos.soak import measure, wrong
 from tests.core.memory import rss_bytes
+from tests.faults.careless import careless
 from tests.integration.consuming.conftest import until
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -24,8 +28,9 @@ WARM_UP, ROUNDS = 4, 10
 JOBS = 200
 #: Of a queue, and of its worker: commands, reads, the promoter, the heartbeat.
 LINKS = 5
-#: What may be more in the end: what an allocator holds on to, and the server's own.
-RSS_BYTES, SERVER_BYTES = 4 << 20, 1 << 20
+#: What may be more in the end: what an allocator holds on to, the server's own, and what is on its
+#: way at that moment.
+RSS_BYTES, SERVER_BYTES, OBJECTS = 4 << 20, 1 << 20, 20
 
 
 @dataclass(frozen=True)
@@ -38,21 +43,25 @@ class Footprint:
     server_bytes: int
     #: Those that do not end by themselves.
     keys: int
+    #: Objects of chasqui: links, requests, whatever was not let go.
+    objects: int
 
     @classmethod
     def take(cls, client: redis_py.Redis) -> "Footprint":
         client.memory_purge()
+        gc.collect()
         return cls(
             rss_bytes(),
             len(os.listdir("/proc/self/fd")),
             len(asyncio.all_tasks()),
             client.info("memory")["used_memory"],
             sum(client.ttl(key) == -1 for key in client.scan_iter(count=1000)),
+            sum(str(type(one).__module__).startswith("chasqui") for one in gc.get_objects()),
         )
 
     def excess(self, before: "Footprint") -> dict[str, int]:
         """What has grown beyond what it may."""
-        may = {"rss_bytes": RSS_BYTES, "server_bytes": SERVER_BYTES}
+        may = {"rss_bytes": RSS_BYTES, "server_bytes": SERVER_BYTES, "objects": OBJECTS}
         grown = {name: value - getattr(before, name) for name, value in vars(self).items()}
         return {name: by for name, by in grown.items() if by > may.get(name, 0)}
 
@@ -61,6 +70,8 @@ class Soak:
     """A queue and a worker behind a proxy that cuts their links, round after round."""
 
     def __init__(self, server: Server, proxy: Proxy, queue_name: str) -> None:
+        #: What each job carries.
+        self.data: object = {"n": 0}
         self._proxy = proxy
         self._client = redis_py.Redis.from_url(server.url)
         self._done = 0
@@ -91,7 +102,10 @@ class Soak:
             kinds: list[dict[str, Any]] = [{}, {"delay_ms": 10}, {"attempts": 3, "backoff": 5}, {}]
             names = ["plain", "later", "again", "plain"]
             await self._queue.add_bulk(
-                [{"name": names[n % 4], "data": {"n": n}, **kinds[n % 4]} for n in range(JOBS // 4)]
+                [
+                    {"name": names[n % 4], "data": self.data, **kinds[n % 4]}
+                    for n in range(JOBS // 4)
+                ]
             )
             if part % 2:
                 self._proxy.cut()
@@ -129,17 +143,16 @@ class Soak:
         is_waiting = any(client["cmd"] == "blpop" for client in ours)
         return len(ours) == self._proxy.open_links == LINKS and is_waiting
 
-    async def run(self, rounds: int, harm: Callable[[], None] = lambda: None) -> dict[str, int]:
+    async def run(self, rounds: int, warm_up: int = WARM_UP) -> dict[str, int]:
         """What is held too much after so many rounds."""
         async with self._queue, self._worker:
             running = asyncio.ensure_future(self._worker.run())
             await until(self._is_up, "it is connected")  # a link that breaks before is an error
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 await self.round()
             before = await self.rest()
             for _ in range(rounds):
                 await self.round()
-                harm()
             after = await self.rest()
             await self._worker.close()
             await running
@@ -185,21 +198,47 @@ async def test_nothing_grows_by_the_hour(kind: str) -> None:
 
 @pytest.mark.fault(55, control=True)
 @pytest.mark.slow
-async def test_what_leaks_a_little_each_round_is_caught(soak: Callable[[str], Soak]) -> None:
-    kept: list[Any] = []
+@pytest.mark.parametrize("kind", KINDS)
+async def test_links_that_are_not_forgotten_are_caught(
+    soak: Callable[[str], Soak], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_lost = Connection._on_lost
 
-    def leak() -> None:
+    def keep(self: Connection, link: Link) -> None:
+        on_lost(self, link)
+        self._links.add(link)
+
+    monkeypatch.setattr(Connection, "_on_lost", keep)
+    assert "objects" in await soak(kind).run(2, warm_up=1)
+
+
+@pytest.mark.fault(55, control=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_entries_that_are_not_deleted_are_caught(
+    soak: Callable[[str], Soak], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeps = careless(scripts.COMPLETE, "XDEL", instead="return 1")
+    monkeypatch.setattr(scripts, "COMPLETE", keeps)
+    wasteful = soak(kind)
+    wasteful.data = "x" * 4096  # so that two rounds are enough
+    assert "server_bytes" in await wasteful.run(2, warm_up=1)
+
+
+@pytest.mark.fault(55, control=True)
+async def test_memory_and_descriptors_that_leak_are_caught(redis_86: Server) -> None:
+    """Python gives back what nobody holds: there is nothing of ours to switch off."""
+    with redis_py.Redis.from_url(redis_86.url) as client:
+        before = Footprint.take(client)
         # Not from the allocator: it may have that much left over from other tests.
-        block = mmap.mmap(-1, 2 << 20)
-        block.write(bytes(len(block)))
-        kept.append((block, os.dup(0)))
-
-    try:
-        excess = await soak("redis-8.6").run(8, leak)
-    finally:
-        for _, descriptor in kept:
-            os.close(descriptor)
-    assert excess.keys() == {"rss_bytes", "files"}
+        block, leaked = mmap.mmap(-1, 16 << 20), os.dup(0)
+        try:
+            block.write(bytes(len(block)))
+            excess = Footprint.take(client).excess(before)
+        finally:
+            os.close(leaked)
+            block.close()
+    assert {"rss_bytes", "files"} <= excess.keys()
 
 
 @pytest.mark.fault(55)
