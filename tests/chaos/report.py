@@ -251,7 +251,23 @@ def _found_fuzz() -> str:
         f"{count:,} inputs for each of {', '.join(n for n in told if told[n]['inputs'] == count)}"
         for count in counts
     ]
-    return f"{'; '.join(each)}: {crashes} crashes or reports, at most {grown_mb} MB grown"
+    found = f"{'; '.join(each)}: {crashes} crashes or reports, at most {grown_mb} MB grown"
+    return "; ".join([found, *_found_garbage()])
+
+
+def _found_garbage() -> list[str]:
+    """The same into live connections, where that was measured."""
+    told = (_read(RESULTS / "garbage.json") or {}).get("connections", {})
+    if not told:
+        return []
+    each = ", ".join(f"{one['given']:,} on {kind}" for kind, one in told.items())
+    wrong = sum(one["mismatched"] + one["failed"] for one in told.values())
+    left = sum(one["descriptors_left"] for one in told.values())
+    grown_mb = max(one["grown_mb"] for one in told.values())
+    return [
+        f"as replies into live connections, {each}: {wrong} of the calls behind them answered "
+        f"wrong or not, {left} descriptors left, at most {grown_mb} MB grown"
+    ]
 
 
 def _found_cancels() -> str:
@@ -308,7 +324,7 @@ def _found_hostile() -> str:
 
 
 #: The programs that show one figure each, and keep what repeats it.
-WORDS = ("leases", "restarts", "failovers", "cancels", "slots")
+WORDS = ("leases", "restarts", "failovers", "cancels", "slots", "garbage")
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,

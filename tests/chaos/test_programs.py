@@ -10,7 +10,18 @@ import pytest
 import redis
 
 from chasqui.keys import ENVELOPE
-from tests.chaos import cancels, durability, failovers, hostile, idle, leases, restarts, slots, soak
+from tests.chaos import (
+    cancels,
+    durability,
+    failovers,
+    garbage,
+    hostile,
+    idle,
+    leases,
+    restarts,
+    slots,
+    soak,
+)
 from tests.faults.disk import build_shim
 from tests.servers import Server
 
@@ -103,6 +114,28 @@ async def test_a_reply_of_another_call_is_seen() -> None:
     tags = [storm._call(cancels._one, OutOfStep(), tag) for tag in range(5)]  # type: ignore[arg-type]
     await asyncio.gather(*tags)
     assert storm.mismatched == 5
+
+
+def test_a_call_behind_garbage_that_is_answered_wrong_is_seen() -> None:
+    """The connection answers it with what was left of the garbage."""
+
+    class OutOfStep:
+        def connect(self) -> None: ...
+
+        def call_each(self, requests: Any, ahead: int) -> list[Any]:
+            return [b"left", None]
+
+    tally = garbage.Tally()
+    into: Any = OutOfStep()
+    garbage.into_blocking(into, tally, 5, random.Random(1))
+    assert tally.mismatched == 1
+
+
+def test_garbage_that_leaves_something_behind_is_seen() -> None:
+    told = {"inputs": 7, **asdict(garbage.Tally(given=7, grown_mb=garbage.GROWTH_MB))}
+    assert garbage.wrong(told) == []
+    told |= {"given": 6, "grown_mb": garbage.GROWTH_MB + 1, "descriptors_left": 1, "failed": 1}
+    assert len(garbage.wrong(told)) == 4
 
 
 def test_nothing_grows_while_links_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ class FakeServer:
                     words = frame.split(b"\r\n")[2::2]
                     told = self._answer(words)
                     if told is None:
-                        link.sendall(_usual(words))
+                        link.sendall(usual(words))
                         continue
                     is_taken = False
                     try:
@@ -94,7 +94,8 @@ class FakeServer:
         self._links.discard(link)
 
 
-def _usual(words: list[bytes]) -> bytes:
+def usual(words: list[bytes]) -> bytes:
+    """What a server says to a command."""
     name = words[0].upper()
     if name == b"ECHO":
         return b"$%d\r\n%b\r\n" % (len(words[1]), words[1])

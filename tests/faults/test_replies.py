@@ -2,37 +2,28 @@
 
 import asyncio
 import functools
-import logging
-import os
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from chasqui._core.entry import EntryBuilder
 from chasqui._core.reply import Builder, ReplyReader
 from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
-from chasqui.errors import ChasquiError
 from chasqui.link import Link
-from chasqui.policy import Redial
 from chasqui.request import Effect, Request, commands
-from tests.core.memory import at_most, rss_bytes
+from tests.chaos import garbage
+from tests.core.memory import at_most
 from tests.core.replies import recordings, wrong_cuts
 from tests.crash.load import Seed
 from tests.faults.fake import FakeServer
-from tests.fuzz.corpus import Corpus
-from tests.fuzz.mutate import RESP, mutate
 from tests.integration.conftest import until
 
-#: What a client may hold more after any number of bad answers.
-GROWTH_BYTES = 64 << 20
 #: What a large one of them would take if it were believed: a string, or 64 Mi pointers.
 ANNOUNCED_BYTES = 512 << 20
 #: What a client may reserve meanwhile; new links are threads of the other side, and 70 MB each.
 LEEWAY_BYTES = 384 << 20
-INPUTS = [5_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+INPUTS = 5_000
 
 #: Headers that announce more than there is or may be.
 BOMBS = [
@@ -49,119 +40,15 @@ BOMBS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Dials are not spaced out: there would be thousands of pauses."""
-    monkeypatch.setattr(Redial, "wait_s", lambda self, now_s: 0.0)
-    caplog.set_level(logging.CRITICAL)
-
-
-class Garbage:
-    """Answers some commands with broken bytes, each once."""
-
-    def __init__(self, rng: random.Random) -> None:
-        #: How many answers were broken.
-        self.given = 0
-        self._rng = rng
-        corpus = Corpus(rng)
-        self._pool = [corpus.reply() for _ in range(300)]
-        self._pool += [corpus.entries()[1:] for _ in range(300)]
-        self._next: bytes | None = None
-        self._at = b""
-
-    def arm(self) -> None:
-        """Let the next call, or a part of the next handshake, meet something new."""
-        chance = self._rng.random()
-        self._at = b"HELLO" if chance < 0.05 else b"COMMAND" if chance < 0.1 else b"call"
-        self._next = mutate(RESP, self._pool, self._rng)
-
-    def disarm(self) -> None:
-        self._next = None
-
-    def answer(self, words: list[bytes]) -> bytes | None:
-        if self._next is None or words[-1] == b"clean":
-            return None
-        is_call = words[0] in (b"ECHO", b"XRANGE")
-        if is_call and self._at != b"call":
-            return b""  # hang up, for a new handshake
-        if self._at != (b"call" if is_call else words[0]):
-            return None
-        garbage, self._next = self._next, None
-        self.given += 1
-        return garbage
-
-
-def calls(rng: random.Random) -> Request:
-    """A call that is read as plain values, or as entries."""
-    if rng.random() < 0.5:
-        return commands(("ECHO", "dirty"), effect=Effect.READ)
-    builder = EntryBuilder(rng.choice(["streams", "range", "autoclaim"]))
-    return commands(("XRANGE", "k", "-", "+"), effect=Effect.READ, builder=builder)
-
-
 def clean() -> Request:
     return commands(("ECHO", "clean"), effect=Effect.READ)
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture
-def garbage() -> Iterator[tuple[Seed, Garbage, FakeServer]]:
-    seed = Seed()
-    source = Garbage(seed.random)
-    with FakeServer(source.answer) as server:
-        yield seed, source, server
-
-
 @pytest.mark.fault(44)
-@pytest.mark.parametrize("inputs", INPUTS)
-async def test_garbage_into_a_live_asyncio_connection(
-    garbage: tuple[Seed, Garbage, FakeServer], connect: Callable[..., Connection], inputs: int
-) -> None:
-    seed, source, server = garbage
-    server.hangs_up = True  # so that a frame that never ends costs no time
-    connection = connect(server.url, request_timeout_s=10)
-    before = rss_bytes()
-    for _ in range(inputs):
-        source.arm()
-        try:
-            await connection.submit(calls(seed.random))
-        except ChasquiError:
-            pass
-        finally:
-            source.disarm()
-        assert await connection.submit(clean()) == b"clean"
-    assert rss_bytes() - before < GROWTH_BYTES
-    assert source.given == inputs
-    await connection.close()
-
-
-@pytest.mark.fault(44)
-@pytest.mark.parametrize("inputs", INPUTS)
-def test_garbage_into_a_live_blocking_connection(
-    garbage: tuple[Seed, Garbage, FakeServer],
-    connect_blocking: Callable[..., BlockingConnection],
-    inputs: int,
-) -> None:
-    seed, source, server = garbage
-    server.hangs_up = True
-    connection = connect_blocking(server.url, request_timeout_s=10)
-    before, files = rss_bytes(), open_files()
-    for _ in range(inputs):
-        source.arm()
-        try:
-            connection.call(calls(seed.random))
-        except ChasquiError:
-            pass
-        finally:
-            source.disarm()
-        assert connection.call(clean()) == b"clean"
-    assert rss_bytes() - before < GROWTH_BYTES
-    assert open_files() <= files + 20
-    assert source.given == inputs
-    connection.close()
+@pytest.mark.parametrize("connection", garbage.SHARES)
+def test_garbage_into_a_live_connection(connection: str) -> None:
+    """`python -m tests.chaos.garbage` gives millions."""
+    assert garbage.wrong(garbage.measure(connection, INPUTS, Seed().seed)) == []
 
 
 @pytest.mark.fault(44, control=True)
@@ -170,19 +57,11 @@ async def test_a_link_that_is_kept_after_garbage_is_caught(
 ) -> None:
     """The broken answer, and all that come behind it, are no use to anybody."""
     monkeypatch.setattr(Link, "abort", lambda self: None)
-    answers = iter([b"?what\r\n"])
-    with FakeServer(lambda words: next(answers, None) if words[0] == b"ECHO" else None) as server:
-        connection = connect(server.url, request_timeout_s=0.3)
-        first = asyncio.create_task(_answered(connection))
-        assert not await first
-        assert not await _answered(connection)
-
-
-async def _answered(connection: Connection) -> bool:
-    try:
-        return bool(await connection.submit(clean()) == b"clean")
-    except ChasquiError:
-        return False
+    seed, tally = Seed(), garbage.Tally()
+    with garbage.server(seed.seed) as url, garbage.at_once():
+        connection = connect(url, request_timeout_s=0.3)
+        await garbage.into_asyncio(connection, tally, INPUTS, seed.random)
+    assert tally.failed == 1
 
 
 async def announce(
