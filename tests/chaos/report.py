@@ -78,32 +78,39 @@ def commands() -> str:
 
 
 def peers() -> str:
-    """One row for each queue."""
+    """One row for each queue and settings, ours first, and a list of what the settings are."""
+    head = ["queue", "settings", "takes over after", "confirmed", "not confirmed", "faults", "lost",
+            "unexpected", "stuck", "extra runs", "at once in two", "workers that ended",
+            "begun elsewhere, p50 / p99 / max", "next job done, p50 / p99 / max",
+            "worker, start → end", "took"]  # fmt: skip
     rows, notes = [], []
-    for told in sorted(_runs("peer-"), key=lambda told: told["subject"] != "chasqui"):
+    for told in sorted(_runs("peer-"), key=_place):
         if "missing" in told:
-            rows.append([told["title"], "not measured: " + told["missing"], *[""] * 9])
+            told_why = [told["title"], told["settings"], "not measured: " + told["missing"]]
+            rows.append(told_why + [""] * (len(head) - len(told_why)))
             continue
         versions = {k: v for k, v in told["versions"].items() if k != "server"}
         rows.append(
             [
                 f"{told['title']} {', '.join(versions.values())}",
+                told["settings"],
+                f"{told['recovers_s']:g} s",
                 f"{told['confirmed']:,}",
                 f"{told['unknown'] + told['refused']:,}",
+                f"{sum(told['faults'].values())} of {len(told['faults'])} kinds",
                 str(told["lost"]),
-                str(told["stuck"]),
+                str(told["unexpected"]),
+                f"{told['stuck']:,}{_waiting(told)}",
                 f"{told['extra_runs']:,}",
                 f"{told['overlapping']:,}",
                 str(told["deaths"]),
                 _times(told["taken_over_s"]),
                 _times(told["resumed_s"]),
+                f"{_most(told, 'rss_mb')} MB, {_most(told, 'fds')} files",
                 f"{told['seconds']:.0f} s",
             ]
         )
-        notes.append(f"- {told['title']}: {told['settings']}")
-    head = ["queue", "confirmed", "not confirmed", "lost", "stuck", "extra runs", "at once in two",
-            "workers that ended", "begun elsewhere, p50 / p99 / max",
-            "next job done, p50 / p99 / max", "took"]  # fmt: skip
+        notes.append(f"- {told['title']}, {told['settings']}: {told['setup']}")
     return _table(head, rows) + "\n".join(notes) + "\n\n"
 
 
@@ -359,6 +366,17 @@ def _result(word: str) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def _place(told: dict[str, Any]) -> tuple[bool, str, bool]:
+    """Where a queue's row is: ours first, and what is safe before the defaults."""
+    return told["subject"] != "chasqui", told["title"].lower(), told["settings"] != "safe"
+
+
+def _waiting(told: dict[str, Any]) -> str:
+    """What is said of jobs that their queue, by its documents, need not have run again by then."""
+    is_early = told["recovers_s"] > told["rest_s"]
+    return ", still waiting" if told["stuck"] and is_early else ""
 
 
 def _command(told: dict[str, Any]) -> str:

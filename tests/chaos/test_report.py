@@ -11,7 +11,8 @@ from tests.chaos import report
 from tests.chaos.figure import commit
 
 RUN = {
-    "subject": "chasqui", "title": "chasqui", "settings": "as it comes", "server": "redis-8.6",
+    "subject": "chasqui", "title": "chasqui", "settings": "safe", "setup": "as it comes",
+    "recovers_s": 3.0, "rest_s": 30.0, "server": "redis-8.6",
     "seed": 7, "lease_ms": 3000, "command": "python -m tests.chaos --seed 7", "jobs": 1000,
     "confirmed": 990, "refused": 4, "unknown": 6, "recovered": 1, "lost": 0, "unexpected": 0,
     "stuck": 0, "uncaused": 0, "extra_runs": 12, "extra_bound": 40, "overlapping": 3, "deaths": 2,
@@ -54,11 +55,34 @@ def test_what_is_written_by_hand_stays_and_what_is_generated_is_replaced(results
 
 def test_a_queue_that_could_not_be_set_up_is_told(results: Path) -> None:
     (results / "peer-arq.json").write_text(json.dumps({"subject": "arq", "title": "arq",
+                                                       "settings": "safe",
                                                        "missing": "no index"}))  # fmt: skip
     (results / "peer-chasqui.json").write_text(json.dumps(RUN))
     ours, theirs = [row for row in report.peers().splitlines() if row.startswith("| ")][2:4]
-    assert ours.startswith("| chasqui 1.0 | 990 | 10 | 0 | 0 | 12 | 3 | 2 | none |")
-    assert theirs.startswith("| arq | not measured: no index |")
+    assert ours == (
+        "| chasqui 1.0 | safe | 3 s | 990 | 10 | 3 of 2 kinds | 0 | 0 | 0 | 12 | 3 | 2 | none | "
+        "0.10 / 0.25 / 0.25 s | 40 → 41 MB, 17 → 18 files | 9 s |"
+    )
+    assert theirs.startswith("| arq | safe | not measured: no index |")
+    assert theirs.count("|") == ours.count("|")
+
+
+def test_a_queue_at_its_defaults_comes_after_what_is_safe_and_may_still_wait(results: Path) -> None:
+    arq = RUN | {"subject": "arq", "title": "arq", "stuck": 5}
+    default = {"settings": "default", "setup": "job_timeout is 300 s", "rest_s": 120.0}
+    (results / "peer-arq.json").write_text(json.dumps(arq))
+    (results / "peer-arq-default.json").write_text(json.dumps(arq | default | {"recovers_s": 310}))
+    (results / "peer-chasqui-default.json").write_text(json.dumps(RUN | default))
+    (results / "peer-chasqui.json").write_text(json.dumps(RUN))
+    found = report.peers()
+    rows = [row.split(" | ") for row in found.splitlines() if row.startswith("| ")][2:]
+    assert [(row[0], row[1], row[8]) for row in rows] == [
+        ("| chasqui 1.0", "safe", "0"),
+        ("| chasqui 1.0", "default", "0"),
+        ("| arq 1.0", "safe", "5"),
+        ("| arq 1.0", "default", "5, still waiting"),
+    ]
+    assert found.endswith("- arq, default: job_timeout is 300 s\n\n")
 
 
 def test_a_run_tells_its_commit_where_it_is_known(results: Path) -> None:
