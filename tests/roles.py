@@ -1,7 +1,8 @@
 """The suite under the users of docs/operations.md: `python -m pytest -p tests.roles tests/…`.
 
-Each part of chasqui connects as the user that it is meant to have; the tests' own clients stay what
-they are. The run fails if a server refused any of them anything.
+Each part of chasqui connects as the user that it is meant to have; the tests' own clients, and who
+brings a password, stay what they are. The run fails if a server refused any of them anything, and
+tells of which modules no test had any of them. `--roles-on KIND` leaves out what runs elsewhere.
 """
 
 import re
@@ -15,7 +16,7 @@ import redis as redis_py
 from chasqui.config import Endpoint, Secret
 from chasqui.policy import Introduction
 from chasqui.server import handshake
-from tests.servers import Server
+from tests.servers import KINDS, Server
 
 OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
 RULES = dict(re.findall(r"^```acl\nuser (\w+) (.+)\n```$", OPERATIONS.read_text(), re.MULTILINE))
@@ -32,11 +33,19 @@ USERS = {
 }
 #: Where queues look after jobs as well, or instead: who they are in these modules.
 QUEUES = {
+    "test_at_once": "producer_and_operator",
+    "test_blocking": "producer_and_operator",
+    "test_counts_agree": "producer_and_operator",
     "test_dead_jobs": "operator",
+    "test_durable": "producer_and_operator",
     "test_job_results": "producer_and_operator",
     "test_looking_after": "producer_and_operator",
+    "test_lost_replies": "producer_and_operator",
     "test_otel": "producer_and_operator",
+    "test_producer": "producer_and_operator",
     "test_prometheus": "producer_and_operator",
+    "test_reading": "producer_and_operator",
+    "test_refused": "producer_and_operator",
     "test_results": "producer_and_operator",
     "test_retries": "producer_and_operator",
     "test_scheduler": "producer_and_operator",
@@ -75,8 +84,15 @@ def refusals(client: redis_py.Redis) -> list[str]:
 # ── What the plugin does ────────────────────────────────────────────────────────────────────────
 
 _module = ""
+#: The modules of which a test ran, and those of which one connected as a user.
+_ran: set[str] = set()
+_had_users: set[str] = set()
 _refused: list[str] = []
 _start, _close = Server.start, Server.close
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--roles-on", choices=list(KINDS), help="only what runs on this server")
 
 
 def pytest_configure() -> None:
@@ -85,9 +101,16 @@ def pytest_configure() -> None:
     Server.close = _close_after_a_look  # type: ignore[method-assign]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kind = config.getoption("--roles-on")
+    if kind is not None:
+        items[:] = [item for item in items if kind in _kinds(item)]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     global _module
     _module = item.path.stem
+    _ran.add(_module)
 
 
 @pytest.hookimpl(trylast=True)
@@ -99,29 +122,49 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line in sorted(set(_refused)):
         terminalreporter.write_line(f"refused: {line}", red=True)
+    for module in sorted(_ran - _had_users):
+        terminalreporter.write_line(f"under no user: {module}")
+
+
+def _kinds(item: pytest.Item) -> set[str]:
+    """The kinds of server that a test runs on, by its parameters and fixtures."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    fixtures = getattr(item, "fixturenames", ())
+    named = {one for one in parameters if isinstance(one, str) and one in KINDS}
+    named |= {kind for kind in KINDS if kind.replace("-", "_").replace(".", "") in fixtures}
+    return named or ({"redis-8.6"} if "private_server" in fixtures else set())
 
 
 def _start_with_users(server: Server) -> None:
     _start(server)
-    with redis_py.Redis.from_url(server.url) as client:
-        set_users(client)
+    if _has_users(server):
+        with redis_py.Redis.from_url(server.url, protocol=2) as client:
+            set_users(client)
 
 
 def _close_after_a_look(server: Server) -> None:
-    if server._process is not None:
-        with redis_py.Redis.from_url(server.url) as client:
+    if server._process is not None and _has_users(server):
+        with redis_py.Redis.from_url(server.url, protocol=2) as client:
             _refused.extend(f"{server.name}: {line}" for line in refusals(client))
     _close(server)
 
 
+def _has_users(server: Server) -> bool:
+    """Not if the test is about a password: who has none must be refused there."""
+    return "requirepass" not in server.settings
+
+
 def _talk(introduction: Introduction, endpoint: Endpoint) -> Any:
     name = introduction.client_name
+    username, password = endpoint.username, endpoint.password
     user = next((user for start, user in USERS.items() if name.startswith(start)), None)
-    if user == "producer":
-        user = QUEUES.get(_module, user)
+    if user is not None and username is None and password is None:
+        username = QUEUES.get(_module, user) if user == "producer" else user
+        password = Secret(PASSWORD)
+        _had_users.add(_module)
     return handshake(
-        username=endpoint.username or user,
-        password=endpoint.password or (Secret(PASSWORD) if user else None),
+        username=username,
+        password=password,
         db=endpoint.db,
         client_name=name,
         library="0",

@@ -284,9 +284,9 @@ async def test_what_a_read_brought_that_was_refused_in_part_runs_without_waiting
     server = private_server(kind)
     redis = redis_at(server.url)
     prefix = f"~{{chasqui:{queue_name}}}:"
-    user = ("ACL", "SETUSER", "worker")
+    user = ("ACL", "SETUSER", "hindered")
     await redis(*user, "on", ">secret", "+@all", "-@dangerous", "+info", prefix + "*")
-    url = server.url.replace("redis://", "redis://worker:secret@")
+    url = server.url.replace("redis://", "redis://hindered:secret@")
     options = {"delayed_enabled": False, "run_scheduler": False, "read_block_ms": 50}
     async with Queue(queue_name, redis_url=server.url) as queue:
         running = start_at(url, fine, claim_min_idle_ms=120_000, **options)

@@ -1,5 +1,6 @@
 """Promoters and schedulers on each server, and a plain connection to see what they did."""
 
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -21,9 +22,15 @@ def keys(queue_name: str) -> Keys:
 
 
 @pytest.fixture
+def connect(connect: Callable[..., Connection]) -> Callable[..., Connection]:
+    """Makes connections that say they are a worker's, for its duties."""
+    return functools.partial(connect, client_name="chasqui-worker")
+
+
+@pytest.fixture
 def redis(server: Server | RemoteServer, connect: Callable[..., Connection]) -> Redis:
     """Runs plain commands: `await redis("GET", key)`."""
-    connection = connect(server.url)
+    connection = connect(server.url, client_name="test")
 
     async def run(*arguments: Any) -> Any:
         return await connection.execute(*arguments, effect=Effect.READ)
