@@ -194,11 +194,14 @@ class _Side:
         #: The node that the last MOVED named.
         self.node: tuple[str, int] | None = None
         self.was_connected = False
+        self._inbox: memoryview | None = None
 
-    @functools.cached_property
     def inbox(self) -> memoryview:
-        """What all its links read into: they are never in use at the same time."""
-        return memoryview(bytearray(INBOX_BYTES))
+        """What all its links read into: they are never in use at the same time. For who has the
+        lock; a `cached_property` would have one of its own, and that may be held at a fork."""
+        if self._inbox is None:
+            self._inbox = memoryview(bytearray(INBOX_BYTES))
+        return self._inbox
 
     def drop_link(self) -> None:
         link, self.link = self.link, None
@@ -433,7 +436,7 @@ class _Exchange:
     def _open(self, endpoint: Endpoint, deadline_s: float) -> BlockingLink:
         endpoint = self._with_credentials(endpoint)
         introduction = self._connection._introduction
-        return open_link(endpoint, introduction, deadline_s, self._side.inbox)
+        return open_link(endpoint, introduction, deadline_s, self._side.inbox())
 
     def _with_credentials(self, endpoint: Endpoint) -> Endpoint:
         provider = self._connection._credential_provider

@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 #: Bytes that the transport may hold before the link counts as not writable.
 _TRANSPORT_HIGH_BYTES = 1024 * 1024
 
-#: What the links of a loop read into, one after the other.
-_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[memoryview]] = (
+#: The most that TLS may have taken apart already beyond what it says is there.
+_RECORD_BYTES = 32 * 1024
+#: What no link of a loop reads into right now: mostly one, for all of them.
+_spare_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[memoryview]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -41,7 +43,9 @@ class Link(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         #: Done when the socket is closed.
         self.lost: asyncio.Future[None] = loop.create_future()
-        self._inboxes = _inboxes.setdefault(loop, [])
+        #: What it reads into, from when the loop asks for it until its replies are handed over.
+        self._inbox: memoryview | None = None
+        self._spare = _spare_inboxes.setdefault(loop, [])
         self._transport: asyncio.Transport | None = None
         self._reader = ReplyReader()
 
@@ -49,10 +53,14 @@ class Link(asyncio.BufferedProtocol):
         """Write the frames of all requests at once; their replies are now awaited."""
         assert self._transport is not None
         frames = []
-        for request in requests:
-            self.inflight.append(request)
-            frames.append(request.frame)
-        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        try:
+            for request in requests:
+                self.inflight.append(request)
+                frames.append(request.frame)
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        except BaseException:
+            self.abort()  # a signal's handler raised, and nobody knows what went out
+            raise
 
     def retire(self) -> None:
         """Close as soon as nothing is on its way."""
@@ -74,16 +82,24 @@ class Link(asyncio.BufferedProtocol):
         tune(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if not self._inboxes:
-            self._inboxes.append(memoryview(bytearray(INBOX_BYTES)))
-        return self._inboxes[-1]
+        if (
+            sizehint > INBOX_BYTES
+        ):  # over TLS, and all of it: what is left at an end is not asked for
+            self._inbox = memoryview(bytearray(sizehint + _RECORD_BYTES))
+        elif self._inbox is None:
+            self._inbox = self._spare.pop() if self._spare else memoryview(bytearray(INBOX_BYTES))
+        return self._inbox
 
     def buffer_updated(self, nbytes: int) -> None:
-        inbox = self._inboxes.pop()  # not for others before its replies have been handed over
+        inbox, self._inbox = self._inbox, None
+        assert inbox is not None
         try:
             self._take(inbox[:nbytes])
-        finally:
-            self._inboxes.append(inbox)
+        except BaseException:
+            self.abort()  # out of step, and its reader may still look at what is in the inbox
+            raise
+        if len(inbox) == INBOX_BYTES:
+            self._spare.append(inbox)
 
     def _take(self, data: memoryview) -> None:
         reader, inflight = self._reader, self.inflight
@@ -127,6 +143,9 @@ class Link(asyncio.BufferedProtocol):
         self.is_retired = True
         # The builder of a reply that broke off is free now, not when somebody forgets this link.
         self._reader = ReplyReader()
+        if self._inbox is not None and len(self._inbox) == INBOX_BYTES:
+            self._spare.append(self._inbox)
+        self._inbox = None
         if not self.lost.done():
             self.lost.set_result(None)
         self.on_lost(self)

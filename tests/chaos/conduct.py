@@ -150,7 +150,7 @@ class Conductor:
         start_s = self._last_s = time.monotonic()
         while (
             time.monotonic() - self._last_s < self._patience_s()
-            and time.monotonic() - start_s < MOST_REST_S
+            and time.monotonic() - start_s < max(MOST_REST_S, 2 * self._patience_s())
         ):
             time.sleep(TICK_S)
             self._tally.read()

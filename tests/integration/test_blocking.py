@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import pytest
+import redis as redis_py
 
 from chasqui import scripts, sync
 from chasqui._core.entry import EntryBuilder
@@ -28,6 +29,7 @@ from chasqui.errors import (
 from chasqui.policy import INBOX_BYTES
 from chasqui.request import Effect, Request, commands
 from tests.core.memory import takes_at_most
+from tests.crash.conftest import eventually
 from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
 
@@ -143,9 +145,9 @@ def test_no_thread_and_no_event_loop_is_left(server: Server, connect_blocking: C
 def test_reads_take_no_new_memory(server: Server, connect_blocking: Connect) -> None:
     """Nor do those of the next link."""
     connection = connect_blocking(server.url)
-    connection.call(echo("x"))
+    me = connection.execute("CLIENT", "ID", effect=Effect.READ)
     with takes_at_most(INBOX_BYTES - 1):
-        connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
+        connection.execute("CLIENT", "KILL", "ID", me, "SKIPME", "no", effect=Effect.READ)
         assert connection.call(echo("y")) == b"y"
 
 
@@ -381,6 +383,14 @@ def test_a_flushed_script_is_sent_again(
         assert isinstance(replies[0], list)
 
 
+def is_busy(server: Server) -> bool:
+    try:
+        with redis_py.Redis.from_url(server.url) as client:
+            return not client.ping()
+    except redis_py.ResponseError as error:
+        return "BUSY" in str(error)
+
+
 @pytest.mark.fault(20)
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_a_busy_server_is_waited_for(
@@ -400,6 +410,7 @@ def test_a_busy_server_is_waited_for(
     endless = commands(("EVAL", "while true do end", "0"), effect=Effect.ONCE)
     with ThreadPoolExecutor(2) as pool:
         script = pool.submit(control.call, endless)
+        eventually(lambda: is_busy(server), "the server runs the script")
         waiting = pool.submit(connection.call, incr("n", Effect.ONCE))
         proxy.wait_for(lambda: proxy.commands.count(b"INCR") >= 2)  # the first was refused
         killer.execute("SCRIPT", "KILL", effect=Effect.IDEMPOTENT)
@@ -485,6 +496,40 @@ def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         proxy.resume()
+        assert waiting.result() == b"parent"
+
+
+class _Slow:
+    """A size that takes its time to be told, in the process that asks first."""
+
+    def __init__(self) -> None:
+        self.asked, self.forked = threading.Event(), threading.Event()
+        self._pid = os.getpid()
+
+    def __index__(self) -> int:
+        if os.getpid() == self._pid:
+            self.asked.set()
+            self.forked.wait(WAIT_S)
+        return INBOX_BYTES
+
+
+@pytest.mark.fault(51)
+def test_a_fork_while_another_thread_dials_does_not_lock_the_child(
+    server: Server, connect_blocking: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _Slow()
+    monkeypatch.setattr("chasqui.blocking.INBOX_BYTES", slow)
+    first, second = connect_blocking(server.url), connect_blocking(server.url)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first.call, echo("parent"))
+        assert slow.asked.wait(WAIT_S)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)  # a lock that nobody gives back is waited for until then
+            os._exit(second.call(echo("child")) != b"child")
+        slow.forked.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert waiting.result() == b"parent"
 
 

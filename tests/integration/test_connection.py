@@ -231,9 +231,9 @@ async def test_no_room_until_the_deadline_is_told(
 async def test_reads_take_no_new_memory(server: Server, connect: Connect) -> None:
     """Nor do those of the next link."""
     connection = connect(server.url)
-    await connection.submit(echo("x"))
+    me = await connection.execute("CLIENT", "ID", effect=Effect.READ)
     with takes_at_most(INBOX_BYTES - 1):
-        await connection.execute("CLIENT", "KILL", "SKIPME", "no", effect=Effect.READ, raises=False)
+        await connection.execute("CLIENT", "KILL", "ID", me, "SKIPME", "no", effect=Effect.READ)
         assert await connection.submit(echo("y")) == b"y"
 
 
@@ -251,14 +251,16 @@ async def test_what_two_links_bring_at_once_is_not_mixed_up(
     await asyncio.gather(*(ask(number) for number in [*range(4)] * 10))
 
 
+def arrive(link: Link, data: bytes) -> None:
+    """What an event loop does with bytes."""
+    link.get_buffer(-1)[: len(data)] = data
+    link.buffer_updated(len(data))
+
+
 async def test_a_link_that_reads_while_another_hands_over_leaves_that_its_bytes() -> None:
     """An event loop that is run inside a callback of itself does that."""
     first, second = Link(ENDPOINT), Link(ENDPOINT)
     texts, found = [b"a" * 30_000, b"b" * 30_000], []
-
-    def arrive(link: Link, data: bytes) -> None:
-        link.get_buffer(-1)[: len(data)] = data
-        link.buffer_updated(len(data))
 
     def on_reply(link: Link, request: Request, reply: Any) -> None:
         if link is first:
@@ -270,6 +272,33 @@ async def test_a_link_that_reads_while_another_hands_over_leaves_that_its_bytes(
         link.inflight.extend(echo("x") for _ in range(count))
     arrive(first, b"".join(b"$30000\r\n%s\r\n" % text for text in texts))
     assert found == texts
+
+
+async def test_a_link_that_is_asked_for_room_keeps_it_until_it_has_read() -> None:
+    first, second = Link(ENDPOINT), Link(ENDPOINT)
+    lent = first.get_buffer(-1)
+    assert second.get_buffer(-1).obj is not lent.obj
+    assert first.get_buffer(-1).obj is lent.obj
+    first.connection_lost(None)
+    assert Link(ENDPOINT).get_buffer(-1).obj is lent.obj
+
+
+async def test_a_link_that_a_signal_interrupts_is_dropped_with_what_it_has_not_read() -> None:
+    """Of its replies some are handed over: nobody knows which. And nobody reads over the rest."""
+    link, other = Link(ENDPOINT), Link(ENDPOINT)
+
+    def on_reply(link: Link, request: Request, reply: Any) -> None:
+        raise KeyboardInterrupt
+
+    link.on_reply = on_reply
+    link.inflight.extend(echo("x") for _ in range(2))
+    lent = link.get_buffer(-1).obj
+    with pytest.raises(KeyboardInterrupt):
+        arrive(
+            link, b"".join(b"$30000\r\n%s\r\n" % text for text in (b"a" * 30_000, b"b" * 30_000))
+        )
+    assert link.is_retired
+    assert other.get_buffer(-1).obj is not lent
 
 
 # ── Loops, forks, the end ───────────────────────────────────────────────────────────────────────

@@ -1,7 +1,11 @@
 """TLS: a good certificate is accepted, and every kind of bad one is refused by default."""
 
+import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
 from chasqui.errors import UnreachableError
+from chasqui.link import Link
 from chasqui.request import Effect, commands
 from tests import tls
 from tests.servers import KINDS, Server
@@ -54,6 +59,40 @@ async def test_a_good_certificate_is_accepted(
         body = "x" * 300_000
         assert len(await connection.execute("ECHO", body, effect=Effect.READ)) == len(body)
         await connection.close()
+
+
+@pytest.mark.both_loops
+@pytest.mark.parametrize("size", [300_000, 600_000, 1_000_000])
+async def test_what_came_before_the_end_of_a_link_is_read(
+    folder: Path, authority: Path, size: int
+) -> None:
+    """A server that answers and goes, while its client has no time to look."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.make_certificate(folder, authority, "127.0.0.1"))
+    is_over = threading.Event()
+
+    def answer() -> None:
+        with context.wrap_socket(listener.accept()[0], server_side=True) as peer:
+            peer.recv(100)
+            peer.sendall(b"$%d\r\n%b\r\n" % (size, b"x" * size))
+        is_over.set()
+
+    loop, link = asyncio.get_running_loop(), Link(Endpoint.parse("redis://127.0.0.1"))
+    trusting = ssl.create_default_context(cafile=str(authority))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        answered = pool.submit(answer)
+        host, port = listener.getsockname()
+        await loop.create_connection(lambda: link, host, port, ssl=trusting)
+        request = commands(("ECHO", "x"), effect=Effect.READ)
+        request.outcome = loop.create_future()
+        link.send([request])
+        await asyncio.sleep(0)
+        assert is_over.wait(20)  # it is all in the buffers in between
+        assert len(await request.outcome) == size
+        link.abort()
+        await link.lost
+        answered.result()
 
 
 @pytest.mark.fault(38)
