@@ -71,13 +71,13 @@ class Figure:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
         return found
 
-    def say(self, done: int) -> None:
+    def say(self, done: int, of: str = "") -> None:
         """Print how many are done, now and then."""
         now_s = time.monotonic()
         if now_s - self._said_s >= SAY_S:
             self._said_s = now_s
             # Not by rich, which keeps what it has measured: memory is among what is looked at here.
-            print(f"{done:,} after {now_s - self._began_s:.0f} s", flush=True)
+            print(f"{of}{done:,} after {now_s - self._began_s:.0f} s", flush=True)
 
     def end(self, path: Path, told: dict[str, Any], wrong: list[str]) -> int:
         """Keep the result and print it; the exit code."""
