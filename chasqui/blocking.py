@@ -24,7 +24,6 @@ from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
 from chasqui.errors import ChasquiError, ClosedError, UnreachableError
 from chasqui.policy import (
     CONNECT_TIMEOUT_S,
-    INBOX_BYTES,
     LOOK_S,
     REQUEST_TIMEOUT_S,
     Introduction,
@@ -34,6 +33,7 @@ from chasqui.policy import (
     dial_failure,
     is_final,
     loss,
+    make_inbox,
     refuse,
 )
 from chasqui.request import Effect, Plan, Request, commands, first_error
@@ -200,7 +200,7 @@ class _Side:
         """What all its links read into: they are never in use at the same time. For who has the
         lock; a `cached_property` would have one of its own, and that may be held at a fork."""
         if self._inbox is None:
-            self._inbox = memoryview(bytearray(INBOX_BYTES))
+            self._inbox = make_inbox()
         return self._inbox
 
     def drop_link(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.errors import UnreachableError
-from chasqui.policy import CONNECT_TIMEOUT_S, INBOX_BYTES, Introduction, tune
+from chasqui.policy import CONNECT_TIMEOUT_S, INBOX_BYTES, Introduction, make_inbox, tune
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
@@ -87,7 +87,7 @@ class Link(asyncio.BufferedProtocol):
         ):  # over TLS, and all of it: what is left at an end is not asked for
             self._inbox = memoryview(bytearray(sizehint + _RECORD_BYTES))
         elif self._inbox is None:
-            self._inbox = self._spare.pop() if self._spare else memoryview(bytearray(INBOX_BYTES))
+            self._inbox = self._spare.pop() if self._spare else make_inbox()
         return self._inbox
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -1,5 +1,6 @@
 """What the asyncio and the blocking connection do alike: how long, how often, what callers get."""
 
+import mmap
 import random
 import socket
 from collections.abc import Generator
@@ -27,9 +28,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 30.0
 #: How long the kernel waits for a silent peer to acknowledge what was sent.
 TCP_USER_TIMEOUT_MS: Final = 20_000
-#: Bytes that are read at once, into memory that stays. A block for every read would be cut from the
-#: end of the heap: what is allocated before it is freed stays behind it, and the heap creeps.
-INBOX_BYTES: Final = 64 * 1024
+#: Bytes that are read at once.
+INBOX_BYTES: Final = 256 * 1024
 
 #: A server that is away is dialled at most five times a second by all who search for it together,
 #: and however long it was away at least twice: work goes on within a second of its return.
@@ -135,6 +135,14 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+
+
+def make_inbox() -> memoryview:
+    """Memory for links to read into, which stays. A block for every read would be cut from the end
+    of the heap: what is allocated before it is freed stays behind it, and the heap creeps.
+
+    It is mapped: only what replies have filled is resident, and a forked child has its own."""
+    return memoryview(mmap.mmap(-1, INBOX_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def refuse(request: Request, error: ReplyError) -> Answer:

@@ -232,7 +232,7 @@ async def test_reads_take_no_new_memory(server: Server, connect: Connect) -> Non
     """Nor do those of the next link."""
     connection = connect(server.url)
     me = await connection.execute("CLIENT", "ID", effect=Effect.READ)
-    with takes_at_most(INBOX_BYTES - 1):
+    with takes_at_most(INBOX_BYTES // 4):
         await connection.execute("CLIENT", "KILL", "ID", me, "SKIPME", "no", effect=Effect.READ)
         assert await connection.submit(echo("y")) == b"y"
 
