@@ -82,9 +82,7 @@ class Link(asyncio.BufferedProtocol):
         tune(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if (
-            sizehint > INBOX_BYTES
-        ):  # over TLS, and all of it: what is left at an end is not asked for
+        if sizehint > INBOX_BYTES:  # TLS, for all there is: at an end it does not hand on the rest
             self._inbox = memoryview(bytearray(sizehint + _RECORD_BYTES))
         elif self._inbox is None:
             self._inbox = self._spare.pop() if self._spare else make_inbox()
