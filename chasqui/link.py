@@ -96,6 +96,9 @@ class Link(asyncio.BufferedProtocol):
         except BaseException:
             self.abort()  # out of step, and its reader may still look at what is in the inbox
             raise
+        self._give_back(inbox)
+
+    def _give_back(self, inbox: memoryview) -> None:
         if len(inbox) == INBOX_BYTES:
             self._spare.append(inbox)
 
@@ -141,9 +144,9 @@ class Link(asyncio.BufferedProtocol):
         self.is_retired = True
         # The builder of a reply that broke off is free now, not when somebody forgets this link.
         self._reader = ReplyReader()
-        if self._inbox is not None and len(self._inbox) == INBOX_BYTES:
-            self._spare.append(self._inbox)
-        self._inbox = None
+        if self._inbox is not None:
+            self._give_back(self._inbox)
+            self._inbox = None
         if not self.lost.done():
             self.lost.set_result(None)
         self.on_lost(self)

@@ -319,15 +319,16 @@ def measure(kind: str, inputs: int, seed: int, *, say: Say = silent) -> dict[str
         endpoint = Endpoint.parse(url)
         options: dict[str, Any] = {"key": b"q", "request_timeout_s": TIMEOUT_S}
         if kind == "blocking":
-            blocking = BlockingConnection(endpoint, **options)
-            into_blocking(blocking, tally, inputs, luck, say)
-            blocking.close()
+            with contextlib.closing(BlockingConnection(endpoint, **options)) as blocking:
+                into_blocking(blocking, tally, inputs, luck, say)
         else:
 
             async def run() -> None:
                 connection = Connection(endpoint, **options)
-                await into_asyncio(connection, tally, inputs, luck, say)
-                await connection.close()
+                try:
+                    await into_asyncio(connection, tally, inputs, luck, say)
+                finally:
+                    await connection.close()
 
             with asyncio.Runner(loop_factory=LOOPS[kind]) as runner:
                 runner.run(run())
