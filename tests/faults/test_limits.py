@@ -135,7 +135,7 @@ with sync.Queue(name, redis_url=url) as queue:
     resource.setrlimit(resource.RLIMIT_AS, (used() + (48 << 20), hard))
     try:
         queue.add_bulk(jobs)
-        print("it had the memory")
+        sys.exit("it had the memory")
     except (ChasquiError, MemoryError) as error:
         print(type(error).__name__)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
