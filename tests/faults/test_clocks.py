@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,10 +19,11 @@ from chasqui.scheduler import SchedulerConfig, SchedulerDuty
 from tests.crash.conftest import Fleet, WorkerProcess, eventually
 from tests.faults.careless import careless
 from tests.faults.clock import HOUR_S, ClockServer, build_clock
-from tests.integration.consuming.conftest import Redis, Running
+from tests.integration.consuming.conftest import Redis, Running, until
 from tests.integration.timed.facts import eventually as becomes_true
 from tests.integration.timed.facts import running as runs
 from tests.ledger import Audit
+from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 
 IN_FLIGHT = 20
@@ -262,12 +263,90 @@ async def test_a_workers_clock_jumps_while_jobs_run(
     await queue.add("later", None, delay_ms=100)
     await queue.add("far", None, delay_ms=HOUR_S * 500)
     await running.completed(2)
-    renewals = running.metrics.total_reclaimed
     gate.set()
     await running.completed(3)
     assert runs == {"long": 1, "again": 2, "later": 1}
-    assert renewals == running.metrics.total_reclaimed == 0
+    assert running.metrics.total_reclaimed == 0
     assert await redis("ZCARD", keys.delayed) == 1, "half an hour has not passed"
+
+
+@pytest.fixture
+async def hold(
+    queue: Queue, start_at: Callable[..., Running]
+) -> AsyncIterator[Callable[..., Awaitable[Job]]]:
+    """Starts a worker and gives the job that it runs, until the end of the test."""
+    gate = asyncio.Event()
+
+    async def hold(url: str, lease_ms: int) -> Job:
+        held: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+
+        async def handler(job: Job) -> None:
+            if not held.done():
+                held.set_result(job)
+            await gate.wait()
+
+        running = start_at(url, handler, claim_min_idle_ms=lease_ms)
+        await queue.add("held", None)
+        return cast(Job, await running.fact(held))
+
+    yield hold
+    gate.set()
+
+
+async def ends_by_a_jump(
+    server: Server, hold: Callable[..., Awaitable[Job]], jump: Callable[[int], None]
+) -> bool:
+    """Whether a lease that has just begun is over when the worker's clock is put forward."""
+    job = await hold(server.url, HOUR_S * 500)
+    assert not job.lost
+    jump(HOUR_S)
+    return job.lost
+
+
+@pytest.mark.fault(31)
+async def test_a_workers_clock_ends_no_lease(
+    server: Server, hold: Callable[..., Awaitable[Job]], jump: Callable[[int], None]
+) -> None:
+    assert not await ends_by_a_jump(server, hold, jump)
+
+
+@pytest.mark.fault(31)
+async def test_a_workers_clock_prolongs_no_lease(
+    server: Server,
+    make_proxy: Callable[[str], Proxy],
+    hold: Callable[..., Awaitable[Job]],
+    jump: Callable[[int], None],
+) -> None:
+    """Whoever cannot renew it knows when it is over, though the clock says it has not begun."""
+    proxy = make_proxy(server.url)
+    job = await hold(proxy.url, 400)
+    jump(-HOUR_S)
+    proxy.is_refusing = True
+    proxy.cut()
+
+    async def is_lost() -> bool:
+        return job.lost
+
+    try:
+        await until(is_lost, "the lease is over")
+    finally:
+        proxy.is_refusing = False
+
+
+@pytest.mark.fault(31, control=True)
+async def test_a_lease_by_the_wall_clock_ends_when_that_jumps(
+    server: Server,
+    hold: Callable[..., Awaitable[Job]],
+    jump: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Wall:
+        monotonic = staticmethod(lambda: time.time())
+        perf_counter_ns = staticmethod(lambda: time.time_ns())
+
+    for module in ("holdings.time", "heartbeat.time", "time"):
+        monkeypatch.setattr(f"chasqui.consumer.{module}", Wall)
+    assert await ends_by_a_jump(server, hold, jump)
 
 
 async def fires_of(redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty) -> int:
