@@ -40,7 +40,9 @@ async def fine(job: Job) -> None:
 async def test_a_primary_that_is_stopped_and_comes_back(
     kind: str, queue_name: str, start_at: StartAt
 ) -> None:
-    """Under a worker that waits for jobs and a producer that waits for the replica."""
+    """Under a worker that waits for jobs and producers that wait for the replica. One of them adds
+    while the primary stands still, to a queue that nobody reads: when that one goes on it takes the
+    job, and forgets it as a replica."""
     added: list[int] = []
     unknown: list[int] = []
     done: list[int] = []
@@ -50,7 +52,9 @@ async def test_a_primary_that_is_stopped_and_comes_back(
 
     with Watched(kind) as group:
         running = start_at(group.url, handler, read_block_ms=5000)
-        async with Queue(queue_name, redis_url=group.url, durable="replica") as queue:
+        options: dict[str, Any] = {"redis_url": group.url, "durable": "replica"}
+        unread = f"{queue_name}-unread"
+        async with Queue(queue_name, **options) as queue, Queue(unread, **options) as other:
 
             async def add() -> None:
                 number = len(added) + len(unknown)
@@ -62,8 +66,10 @@ async def test_a_primary_that_is_stopped_and_comes_back(
 
             await add()
             await running.completed(1)
+            await other.add("n", {"n": 0})
             old = group.primary
             os.kill(old.pid, signal.SIGSTOP)
+            adding = asyncio.ensure_future(other.add("n", {"n": 1}))
             try:
 
                 async def is_replaced() -> bool:
@@ -80,10 +86,16 @@ async def test_a_primary_that_is_stopped_and_comes_back(
                 return set(added) <= set(done)
 
             await until(all_done, "all that was confirmed is done")
+            confirmed = [0]
+            with contextlib.suppress(ChasquiError):
+                await adding
+                confirmed.append(1)
             await running.stop()
         found = Census.take(group.primary.url, queue_name)
         print(f"{len(unknown)} adds of unknown fate")
         assert set(found.stream) <= set(unknown)
+        left = Census.take(group.primary.url, unread)
+        assert audit(confirmed, [], left, unknown=[1]).faults == {}
     extra = [n for n in set(done) if done.count(n) > 1]
     print(f"{len(extra)} ran again: their acks had not reached the replica")
 
