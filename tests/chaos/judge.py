@@ -31,6 +31,8 @@ _READ: dict[bytes, Callable[[Any, bytes], Any]] = {
 FDS_SLACK = 6
 #: A server that is back for less than this before it is struck again need not see a job done.
 SHORT_RETURN_S = 1.0
+#: A worker is silent that has done nothing, while others did so much, long after a fault.
+SILENT_LEASES, SILENT_JOBS = 2, 1000
 #: What producers write down of an add.
 OUTCOMES = ("try", "ok", "unknown", "refused")
 
@@ -177,6 +179,10 @@ def judge(
         if hang and not places:
             result.errors.append("the queue never came to rest")
         result.errors += [f"a worker ended with {code}" for code in exit_codes if code != 0]
+        result.errors += [
+            f"{who} did nothing any more after a fault"
+            for who in silent(facts, records, stage.lease_s)
+        ]
         if max(after.fds, default=0) > max(before.fds, default=0) + FDS_SLACK:
             result.errors.append(f"open files grew from {before.fds} to {after.fds}")
     return result
@@ -264,6 +270,31 @@ def uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[i
             ):
                 found.append(fact.n)
             running[fact.n] = fact
+    return found
+
+
+def silent(facts: list[Fact], records: list[Record], lease_s: float) -> list[str]:
+    """Workers that were struck, live on, and do no job any more, while others do many.
+
+    They are looked at from two leases after the fault until the next one in their place."""
+    ends = [fact for fact in facts if fact.kind == "end"]
+    times = [fact.at_s for fact in ends]
+    struck = [record for record in records if not record.was_skipped]
+    found = []
+    for record in struck:
+        for who in record.awaits:
+            place = who.partition(".")[0]
+            again_s = [
+                other.at_s
+                for other in struck
+                if other is not record
+                and other.over_s > record.over_s
+                and other.target.partition(".")[0] in (place, "all workers")
+            ]
+            first = bisect_left(times, record.over_s + SILENT_LEASES * lease_s)
+            later = ends[first : bisect_left(times, min(again_s, default=math.inf))]
+            if len(later) >= SILENT_JOBS and all(fact.who != who for fact in later):
+                found.append(who)
     return found
 
 

@@ -8,7 +8,7 @@ import redis
 from chasqui import sync
 from chasqui.keys import DEFAULT_GROUP
 from tests.chaos import stale
-from tests.chaos.judge import Result, numbers_anywhere, uncaused
+from tests.chaos.judge import SILENT_JOBS, Result, numbers_anywhere, silent, uncaused
 from tests.chaos.programs.common import mark
 from tests.chaos.scene import Record
 from tests.chaos.stage import QUEUE, Stage
@@ -68,6 +68,24 @@ def test_what_is_left_alone_with_no_fault_at_work_is_stuck(
     idle_s = (stale.LEASES + stale.CALM_LEASES) * LEASE_S + 2
     found = stale.stuck([Stale(7, 90.0, idle_s)], records, LEASE_S)
     assert found == ({7} if is_stuck else set())
+
+
+@pytest.mark.parametrize(
+    ("others", "who"),
+    [
+        ([], ["worker-1.1"]),
+        ([Record("of another one", 17.0, 18.0, "worker-2.1")], ["worker-1.1"]),
+        ([Record("of the server", 17.0, 18.0, "server")], ["worker-1.1"]),
+        ([Record("killed", 17.0, 18.0, "worker-1.1")], []),
+        ([Record("a restart", 17.0, 18.0, "all workers")], []),
+    ],
+)
+def test_a_worker_that_does_nothing_any_more_is_seen(others: list[Record], who: list[str]) -> None:
+    cut = Record("its link was cut", 9.0, 10.0, "worker-1.1", awaits=("worker-1.1",))
+    books = [Fact("end", n, "worker-2.1", 10 + n / 100) for n in range(2 * SILENT_JOBS)]
+    assert silent(books, [cut, *others], LEASE_S) == who
+    assert silent([*books, Fact("end", 1, "worker-1.1", 99.0)], [cut], LEASE_S) == []
+    assert silent(books[:SILENT_JOBS], [cut], LEASE_S) == []
 
 
 @pytest.mark.slow
