@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.chaos.conduct import DEFAULT_REST_S, REST_S, Conductor
+from tests.chaos.conduct import DEFAULT_REST_S, PER_FAULT_S, REST_S, Conductor
 from tests.chaos.figure import commit
 from tests.chaos.judge import Result, Tally
 from tests.chaos.schedule import draw, kinds_of
@@ -36,6 +36,7 @@ def run(
     lease_ms: int = LEASE_MS,
     is_general: bool = False,
     only: list[str] | None = None,
+    per_fault_s: float = PER_FAULT_S,
     console: Console | None = None,
 ) -> Result:
     """One run, from the first process to the verdict."""
@@ -52,7 +53,7 @@ def run(
             done = f"fault {struck} of {faults} {now}"
             progress.update(task, completed=tally.settled, now=done)
 
-        return Conductor(stage, schedule, kinds, report).run()
+        return Conductor(stage, schedule, kinds, report, per_fault_s).run()
 
 
 def main() -> int:
@@ -82,7 +83,7 @@ def main() -> int:
         result = run(
             subject, arguments.server, jobs=arguments.jobs, faults=arguments.faults, seed=seed,
             lease_ms=arguments.lease_ms, only=arguments.only, console=console,
-            is_general=bool(arguments.peer),
+            per_fault_s=arguments.per_fault_s, is_general=bool(arguments.peer),
         )  # fmt: skip
         show(console, result, told)
         told["versions"] = subject.versions() | _server_version(arguments.server)
@@ -99,6 +100,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the schedule; a random one unless given")
     parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
     parser.add_argument("--lease-ms", type=int, default=LEASE_MS)
+    parser.add_argument(
+        "--per-fault-s", type=float, default=PER_FAULT_S, metavar="S",
+        help="jobs come so slowly that they last this long for each fault: more where faults do, "
+             "or the last of them strike an empty queue",
+    )  # fmt: skip
     parser.add_argument("--only", action="append", metavar="FAULT", help="this kind, and no other")
     parser.add_argument("--subject", choices=["chasqui", "broken"], default="chasqui")
     parser.add_argument(
@@ -124,6 +130,8 @@ def _told(arguments: argparse.Namespace, subject: Subject, seed: int) -> dict[st
              f"--seed {seed}", f"--server {arguments.server}"]  # fmt: skip
     if arguments.lease_ms != LEASE_MS:
         words.append(f"--lease-ms {arguments.lease_ms}")
+    if arguments.per_fault_s != PER_FAULT_S:
+        words.append(f"--per-fault-s {arguments.per_fault_s:g}")
     if arguments.peer:
         words.append(f"--peer {subject.name} --settings {_settings(subject)}")
     words += [f"--only '{kind}'" for kind in arguments.only or ()]

@@ -67,8 +67,10 @@ class Conductor:
         schedule: list[Strike],
         kinds: list[Kind],
         report: Callable[[Tally, int, str], None],
+        per_fault_s: float = PER_FAULT_S,
     ) -> None:
         self._stage = stage
+        self._per_fault_s = per_fault_s
         self._schedule = schedule
         self._kinds = kinds
         self._report = report
@@ -88,7 +90,7 @@ class Conductor:
         start_s = time.monotonic()
         for member in stage.members:
             member.start()
-        per_s = stage.jobs / (len(self._schedule) * PER_FAULT_S + LEAD_S)
+        per_s = stage.jobs / (len(self._schedule) * self._per_fault_s + LEAD_S)
         before = None
         while not self._is_over():
             self._step(time.monotonic() - start_s, per_s)

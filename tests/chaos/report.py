@@ -205,8 +205,12 @@ def _found_faults() -> str:
 
 def _found_restarts() -> str:
     told = _measured("G4")
-    restarts = 4 * sum(told["faults"].values())
-    return f"{restarts} restarts under {told['jobs']:,} jobs: {told['extra_runs']} extra runs"
+    rounds = sum(told["faults"].values())
+    under_load = told["resumed_s"].get("count", 0)  # a job was done after them
+    return (
+        f"{4 * rounds} restarts in {rounds} rounds under {told['jobs']:,} jobs, {under_load} of "
+        f"the rounds over before the last job: {told['extra_runs']} extra runs"
+    )
 
 
 def _found_takeover() -> str:
