@@ -191,7 +191,7 @@ def _found_faults() -> str:
         for number, outcome in outcomes.items():
             seen.setdefault(number, set()).add(outcome.partition(":")[0])
     counts = Counter(
-        next(one for one in ("failed", "passed", "passed in part", "skipped") if one in found)
+        "failed" if "failed" in found else found.pop() if len(found) == 1 else "passed in part"
         for found in seen.values()
     )
     count = len(CATALOGUE)
