@@ -250,7 +250,8 @@ def _found_failover() -> str:
         "jobs lost"
         for name in ("sentinel", "cluster")
     ]
-    return "; ".join(each)
+    since = "from when the new primary is one and the old one, where it lives, is none any more"
+    return f"{since}: {'; '.join(each)}"
 
 
 def _found_fuzz() -> str:
