@@ -136,6 +136,7 @@ def test_the_drain_reaches_every_process(fleet: Fleet) -> None:
     supervisor = start(fleet)
     fleet.add("work", 400)
     children = children_of(supervisor.pid)
+    fleet.ended(1)
     supervisor.terminate()
     assert supervisor.wait() == 0
     assert not any(map(is_alive, children))
@@ -152,6 +153,7 @@ def test_a_signal_to_the_whole_group_drains_once(fleet: Fleet, number: signal.Si
     """So do a terminal and a service manager."""
     supervisor = start(fleet)
     fleet.add("work", 200)
+    fleet.ended(1)
     os.killpg(supervisor.pid, number)
     assert supervisor.wait() == 0
     assert fleet.ledger.count("start") == fleet.ledger.count("end")
@@ -174,6 +176,7 @@ def test_no_process_outlives_a_killed_supervisor(fleet: Fleet) -> None:
     supervisor = start(fleet)
     fleet.add("work", 400)
     children = children_of(supervisor.pid)
+    fleet.ended(1)
     supervisor.kill()
     eventually(lambda: not any(map(is_alive, children)), "they end by themselves")
     assert fleet.ledger.count("start") == fleet.ledger.count("end"), "after a drain"
