@@ -149,13 +149,15 @@ def faults() -> str:
     told = _read(FAULTS)
     if told is None:
         return "\nThe catalogue has not been run: `make faults`.\n\n"
+    at = told.pop("commit", "")
     servers = [name for name in (*SERVERS, *sorted(set(told) - set(SERVERS))) if name in told]
     rows = [
         [str(number), entry.title, entry.right]
         + [told[server].get(str(number), "").partition(":")[0] for server in servers]
         for number, entry in CATALOGUE.items()
     ]
-    return _table(["#", "fault", "what is right", *servers], rows)
+    run = f"Run at {at}." if at else "At which commit it was run was not kept."
+    return _table(["#", "fault", "what is right", *servers], rows) + f"{run}\n\n"
 
 
 def figures() -> str:
@@ -186,6 +188,7 @@ def _found_faults() -> str:
     told = _read(FAULTS)
     if told is None:
         return "the catalogue has not been run"
+    told.pop("commit", "")
     seen: dict[str, set[str]] = {}
     for outcomes in told.values():
         for number, outcome in outcomes.items():

@@ -120,6 +120,11 @@ def test_faults_are_shown_by_server(results: Path) -> None:
     assert rows[1].endswith("| valkey-9 | any server |")
     assert rows[3].endswith("| passed |  |")
     assert rows[4].endswith("|  | skipped |")
+    assert "was not kept" in report.faults()
+    (results / "faults.json").write_text(json.dumps({"commit": "0123abc", **told}))
+    assert report.faults().splitlines()[:-2] == rows[:-2]
+    assert report.faults().endswith("\nRun at 0123abc.\n\n")
+    assert report.FOUND["G2"]() == "1 of 55 pass, 0 fail, 54 did not run"
 
 
 def test_a_fault_counts_as_passed_if_it_did_in_full_wherever_it_ran(results: Path) -> None:

@@ -61,7 +61,10 @@ class _Results:
     """
 
     def __init__(self, path: Path) -> None:
+        from tests.chaos.figure import commit  # not all that run tests have what it needs
+
         self._path = path
+        self._commit = commit()
         self._outcomes: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -75,7 +78,8 @@ class _Results:
                     self._outcomes[server][number].add(report.outcome)
 
     def pytest_sessionfinish(self) -> None:
-        table = {
+        table: dict[str, Any] = {"commit": self._commit}
+        table |= {
             server: {str(number): _worst(found) for number, found in sorted(faults.items())}
             for server, faults in sorted(self._outcomes.items())
         }
