@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from chasqui import Job, Queue, scripts
+from chasqui.blocking import BlockingConnection
 from chasqui.connection import Connection
 from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.keys import Keys
+from chasqui.policy import TCP_USER_TIMEOUT_MS
 from chasqui.request import Effect, commands
 from tests.crash.load import Seed
 from tests.faults.careless import careless
@@ -125,6 +128,26 @@ async def test_without_a_deadline_nobody_notices(
     proxy = make_proxy(server.url)
     with pytest.raises(TimeoutError):
         await fall_silent(server, proxy, queue_name, start_at, redis_at(server.url), 2)
+
+
+@pytest.mark.fault(15)
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has it")
+async def test_the_system_is_told_when_to_give_up_a_peer_that_is_gone(
+    server: Server,
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+) -> None:
+    """What is sent and never acknowledged: no proxy can play that."""
+    connection, blocking = connect(server.url), connect_blocking(server.url)
+    await connection.connect()
+    blocking.connect()
+    one, other = connection._link, blocking._side().link
+    assert one is not None
+    assert other is not None
+    for link in (one._transport.get_extra_info("socket"), other._sock):
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        after_ms = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert after_ms == TCP_USER_TIMEOUT_MS
 
 
 # ── Cuts ────────────────────────────────────────────────────────────────────────────────────────
