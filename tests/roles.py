@@ -34,7 +34,7 @@ USERS = {
 #: Where queues look after jobs as well, or instead: who they are in these modules.
 QUEUES = {
     "test_at_once": "producer_and_operator",
-    "test_blocking": "producer_and_operator",
+    "test_blocking_threads": "producer_and_operator",
     "test_counts_agree": "producer_and_operator",
     "test_dead_jobs": "operator",
     "test_durable": "producer_and_operator",

@@ -98,6 +98,10 @@ def connect_blocking(queue_name: str) -> Iterator[Callable[..., BlockingConnecti
         connection.close()
 
 
+def echo(tag: object) -> Request:
+    return commands(("ECHO", str(tag)), effect=Effect.READ)
+
+
 def incr(key: str, effect: Effect) -> Request:
     return commands(("INCR", key), effect=effect)
 
