@@ -56,13 +56,13 @@ here are halves of one core, and what both do at once takes each twice as long. 
 client's time counts, and a third of it is the caller's list and the garbage collector, which both
 lists of 1000 objects set going. "Any library at best" is what would be left without a library: the
 caller's list, the jobs that he gets back, and the prebuilt bytes between them, nothing checked or
-packed (`bench/peers/floor.py`); in two goes on another machine it reached 0.79 and 0.90 of the
-limit. Tried: chunks of 125, 250, 500 and 1000 jobs (no difference),
-packing in one C call (kept), `Job` objects all at once and not by a call each (kept, a fifth of the
-client's CPU), a name that all jobs of a chunk share sent once (kept, 7 % of the server's; it makes
-the yardstick faster as well), ids counted up in their text (kept), one packed argument for all jobs
-of a chunk (0.90 to 0.96 of the rate, not kept), no garbage collection (1.05 to 1.14 of the rate:
-not ours to switch off).""",
+packed (`bench/peers/floor.py`); how far below the limit that is, its row of the scenario's table
+tells. Tried: chunks of 125, 250, 500 and 1000 jobs (no difference), packing in one C call (kept),
+`Job` objects all at once and not by a call each (kept, a fifth of the client's CPU), a name that
+all jobs of a chunk share sent once (kept, 7 % of the server's; it makes the yardstick faster as
+well), ids counted up in their text (kept), one packed argument for all jobs of a chunk (0.90 to
+0.96 of the rate, not kept), no garbage collection (1.05 to 1.14 of the rate: not ours to switch
+off).""",
     5: """\
 Options are looked at one by one in Python, so that errors can name them. Tried: one look at each
 entry's keys instead of one for each option (kept), a backoff that many share encoded once (kept),
@@ -110,8 +110,8 @@ def blocks(results: Results, images: dict[str, str], out: Path) -> list[Block]:
     made: list[Block] = [
         Heading("Performance", 1),
         Text(
-            "Written by `python -m bench --publish`; no number here was typed. The rows behind it "
-            "are in [performance/raw.jsonl](performance/raw.jsonl)."
+            "Written by `python -m bench --publish`; no number in a table was typed. The rows "
+            "behind them are in [performance/raw.jsonl](performance/raw.jsonl)."
         ),
         *machine(results),
         Text(READ_IT.replace("\n", " ")),
