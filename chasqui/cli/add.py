@@ -22,7 +22,9 @@ def add(
     queue: QueueName,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Which handler runs it; with --from: unless it says."),
+        typer.Argument(
+            metavar="NAME", help="Which handler runs it; with --from: where a line has none."
+        ),
     ] = None,
     data: Annotated[str | None, typer.Argument(metavar="JSON", help="The job's data.")] = None,
     source: Annotated[
@@ -35,7 +37,7 @@ def add(
         ),
     ] = None,
     skip: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --from: leave out the first lines.")
+        int, typer.Option(min=0, metavar="N", help="With --from: leave out the first N lines.")
     ] = 0,
     delay: Annotated[
         int | None,

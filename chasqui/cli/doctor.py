@@ -142,13 +142,13 @@ def _persistence(
 ) -> Iterator[Finding]:
     if info.get("aof_enabled") == "1":
         fsync = settings.get("appendfsync", "unknown")
-        durable = "needs always here" if profile.confirms_early else "waits"
+        needs = "needs always here" if profile.confirms_early else "waits for the disk"
         yield Finding(
             "persistence",
             f"append-only file, appendfsync {fsync}",
             fsync == "no",
             {
-                "everysec": f"a crash of the machine loses up to a second; durable=True {durable}",
+                "everysec": f'a crash of the machine loses up to a second; durable="disk" {needs}',
                 "no": "a crash of the machine loses what is not yet written: use everysec",
             }.get(fsync, ""),
         )

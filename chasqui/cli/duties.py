@@ -24,7 +24,11 @@ def promoter(
     queues: Queues,
     poll_interval_ms: Annotated[
         int | None,
-        typer.Option(min=1, metavar="MS", help="How often to look for jobs that nobody rings for."),
+        typer.Option(
+            min=1,
+            metavar="MS",
+            help="How often to look for delayed jobs of chasquimq, which wakes nobody.",
+        ),
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,

@@ -59,7 +59,7 @@ RedisUrl: TypeAlias = Annotated[
         show_envvar=False,
         callback=_or_of_root,
         metavar="URL",
-        help="The server. Default: $CHASQUI_URL, or the one on this machine.",
+        help="The server. Default: $CHASQUI_URL, $REDIS_URL, or the one on this machine.",
     ),
 ]
 #: Of commands that have a server of their own: no variable may turn them loose on a real one.
