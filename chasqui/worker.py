@@ -130,6 +130,11 @@ class Worker:
     def is_closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it runs on; None before `run`."""
+        return None if self._running is None else self._running.get_loop()
+
     async def run(self) -> None:
         """Run jobs until `close()`; returns when drained. A second call awaits the first."""
         if self._running is None:

@@ -139,7 +139,7 @@ class PrometheusSink(MetricsSink):
         self._is_leader = False
 
     def watch(self, worker: "Watched") -> None:
-        """Also tell, when scraped, how a worker is doing. Call it on the worker's event loop."""
+        """Also tell, when scraped, how a worker is doing, from its `run` on."""
         self._registry.register(WorkerCollector(worker, self._queue))
 
     # ── What a sink gets ────────────────────────────────────────────────────────────────────────
@@ -202,6 +202,8 @@ class Watched(Protocol):
     """A worker."""
 
     def health(self) -> HealthLike | None: ...
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
 
 
 class WorkerCollector(Collector):
@@ -210,8 +212,6 @@ class WorkerCollector(Collector):
     def __init__(self, worker: Watched, labels: dict[str, str]) -> None:
         self._worker = worker
         self._labels = labels
-        self._loop = asyncio.get_running_loop()
-        self._thread_id = threading.get_ident()
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -254,11 +254,12 @@ class WorkerCollector(Collector):
 
     def _loop_lag_s(self) -> float:
         """How long the loop takes to answer. Asked from its own thread, it cannot be late."""
-        if threading.get_ident() == self._thread_id or self._loop.is_closed():
+        loop = self._worker.loop
+        if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
             return 0.0
         answered = threading.Event()
         started_s = time.perf_counter()
-        self._loop.call_soon_threadsafe(answered.set)
+        loop.call_soon_threadsafe(answered.set)
         answered.wait(LOOP_LAG_MAX_S)
         return time.perf_counter() - started_s
 

@@ -189,6 +189,37 @@ async def test_a_worker_is_read_when_scraped(
     await running
 
 
+def test_a_worker_is_watched_before_there_is_a_loop(
+    redis_86: Server, queue_name: str, registry: CollectorRegistry
+) -> None:
+    """As in a module that `chasqui worker` loads."""
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        started.set()
+        await go_on.wait()
+
+    sink = PrometheusSink(registry=registry)
+    worker = Worker(queue_name, handler, redis_url=redis_86.url, metrics=sink)
+    sink.watch(worker)
+
+    async def work() -> Samples:
+        running = asyncio.create_task(worker.run())
+        async with Queue(queue_name, redis_url=redis_86.url) as queue:
+            await queue.add("mail", 1)
+        await started.wait()
+        seen = await asyncio.to_thread(scrape, registry)
+        go_on.set()
+        await worker.close()
+        await running
+        return seen
+
+    seen = asyncio.run(work())
+    assert seen["chasqui_worker_running", ()] == 1
+    assert seen["chasqui_worker_loop_lag_seconds", ()] > 0
+    assert scrape(registry)["chasqui_worker_loop_lag_seconds", ()] == 0  # that loop is closed
+
+
 # ── Queues without a worker ─────────────────────────────────────────────────────────────────────
 
 

@@ -24,6 +24,8 @@ METRIC = re.compile(r"\bchasqui(?:mq)?_[a-z0-9_]+")
 
 
 class Worker:
+    loop = None
+
     def health(self) -> Health:
         return Health(True, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0)
 
