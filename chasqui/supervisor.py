@@ -79,6 +79,11 @@ class Supervisor:
         return len(self._places)
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to end. From any thread."""
+        return self._is_stopping
+
+    @property
     def running(self) -> int:
         """How many there are that have their worker. From any thread."""
         places = self._places

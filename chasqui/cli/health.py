@@ -57,11 +57,13 @@ def of_worker(worker: Worker) -> Check:
 
 
 def of_supervisor(supervisor: Supervisor) -> Check:
-    """How many of the processes have their worker running."""
+    """How many of the processes have their worker running: starting, ok, draining."""
 
     def check() -> dict[str, Any]:
         running, wanted = supervisor.running, supervisor.count
         status = OK if running == wanted else "starting"
+        if supervisor.is_stopping:
+            status = "draining"
         return {"status": status, "running": running, "processes": wanted}
 
     return check

@@ -55,6 +55,21 @@ def test_scheduler_fires_until_it_is_told_to_end(
     assert (ended.code, ended.err) == (0, "")
 
 
+#: A worker whose handler says that it runs, and does until it is told to go on.
+SLOW = """
+import time
+from pathlib import Path
+from chasqui import Worker
+
+def handler(job):
+    Path("begun").touch()
+    while not Path("go-on").exists():
+        time.sleep(0.01)
+
+worker = Worker({!r}, handler)
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_name: str) -> str:
     """A worker of `queue_name` in a module, in the current folder."""
@@ -92,6 +107,30 @@ def test_health_is_told_over_http(
         ended = end(process)
     assert ended.code == 0
     assert all(json.loads(line)["level"] == "info" for line in ended.err.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_health_of_a_worker_that_drains(
+    program: str, chasqui: Chasqui, valkey_9: Server, queue_name: str, processes: list[str]
+) -> None:
+    Path("program.py").write_text(SLOW.format(queue_name))
+    arguments = [program, "--health-port", "0", "--log-format", "json", *processes]
+    with running("worker", *arguments, url=valkey_9.url) as process:
+        assert process.stderr is not None
+        port = json.loads(process.stderr.readline())["port"]
+        while ask(port)[0] != 200:
+            pass
+        chasqui("add", queue_name, "mail", "1")
+        while not Path("begun").exists():
+            pass
+        process.send_signal(signal.SIGTERM)
+        status, facts = ask(port)
+        while status == 200:
+            status, facts = ask(port)
+        Path("go-on").touch()
+        assert (status, facts["status"]) == (503, "draining")
+        assert process.wait(30) == 0
 
 
 @pytest.mark.slow
