@@ -30,7 +30,9 @@ from the worst to the best. CPU seconds are user and system time of the whole cl
 its threads, and of the server process by its own account, per 100,000 jobs. While a measurement
 runs, CPU that other processes use is watched; a measurement that lost more than a quarter of a core
 to them is repeated. Payloads are `{"to": "user@example.com", "n": 123}`; handlers count and return.
-A drain checks that each job ran once."""
+A drain checks that each job ran once. "The limit" is no library: a plain socket that sends the same
+frames, built before, or that reads 1000 entries, parses and acknowledges them, one step after the
+other; whoever reads ahead may pass it."""
 
 NOT_MEASURED = """\
 - Networks: client and server share one machine, so a round trip costs microseconds.
