@@ -95,10 +95,17 @@ class Worker:
             batch=batch,
             batch_linger_ms=batch_linger_ms,
         )
+        if batch is not None:
+            by_name = {"handler": handler, "processes": processes, "timeout_ms": timeout_ms}
+            for what, given in by_name.items():
+                if isinstance(given, Mapping):
+                    raise TypeError(
+                        f"{what} cannot go by name with batch: jobs of all names share a batch"
+                    )
         self._handlers: Handlers = Handlers(
             handler,
             default=default,
-            threads=threads or min(concurrency, 32),
+            threads=min(concurrency, 32) if threads is None else threads,
             processes=processes,
             timeout_ms=timeout_ms,
         )

@@ -23,6 +23,11 @@ def plain(job: Any) -> None:
         (plain, {"timeout_ms": True}, "timeout_ms must be an int"),
         (plain, {"processes": 0}, "processes must be at least 1"),
         (plain, {"threads": -3}, "threads must be at least 1"),
+        (plain, {"threads": 0}, "threads must be at least 1"),
+        ({"mail": plain}, {"batch": 5}, "handler cannot go by name with batch"),
+        ({}, {"batch": 5, "default": plain}, "handler cannot go by name with batch"),
+        (plain, {"batch": 5, "timeout_ms": {"mail": 1}}, "timeout_ms cannot go by name with batch"),
+        (plain, {"batch": 5, "processes": {"mail": 1}}, "processes cannot go by name with batch"),
         (lambda job: None, {"processes": 2}, "the handler is to run in processes"),
     ],
 )
