@@ -154,9 +154,24 @@ class BatchError(ChasquiError):
     """
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
+        _check_failures(failures)
         super().__init__(failures)
         self.failures = failures
 
     def __str__(self) -> str:
         told = ", ".join(f"{job_id}: {error!r}" for job_id, error in self.failures.items())
         return f"{len(self.failures)} of the batch failed ({told})"
+
+
+def _check_failures(failures: object) -> None:
+    """What is not said clearly would count as done."""
+    if not isinstance(failures, Mapping):
+        kind = type(failures).__name__
+        raise TypeError(f"failures must be a mapping of job ids to exceptions, got {kind}")
+    for job_id, error in failures.items():
+        if not isinstance(job_id, str):
+            kind = type(job_id).__name__
+            raise TypeError(f"failures must have ids of jobs as its keys, got {kind}")
+        if not isinstance(error, BaseException):
+            kind = type(error).__name__
+            raise TypeError(f"failures[{job_id!r}] must be an exception, got {kind}")

@@ -89,3 +89,18 @@ def test_retry_keeps_its_delay() -> None:
 def test_retry_refuses_a_bad_delay(delay_ms: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="delay_ms"):
         Retry(delay_ms=delay_ms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "told"),
+    [
+        (["a"], "failures must be a mapping"),
+        (None, "failures must be a mapping"),
+        ({7: ValueError("bad")}, "ids of jobs as its keys, got int"),
+        ({"a": None}, r"failures\['a'\] must be an exception, got NoneType"),
+        ({"a": "bad"}, r"failures\['a'\] must be an exception, got str"),
+    ],
+)
+def test_a_batch_error_refuses_what_would_count_as_done(failures: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        BatchError(failures)  # type: ignore[arg-type]
