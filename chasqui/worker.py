@@ -32,9 +32,9 @@ class Worker:
     `handler` is one function for all jobs or a mapping of names to functions, with `default` for
     the names that are not in it. With `batch` it gets a list of up to so many jobs, and may raise
     BatchError for some of them. Plain functions run in `threads`, or in `processes` (a number, or
-    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed; a
-    thread cannot be stopped, so its function goes on while the job is retried, without a slot or
-    a place in the pool.
+    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed; to
+    wait for a thread or a process is not part of it. A thread cannot be stopped, so its function
+    goes on while the job is retried, without a slot or a place in the pool.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Worker:
             threads=min(concurrency, 32) if threads is None else threads,
             processes=processes,
             timeout_ms=timeout_ms,
+            queue=queue_name,
         )
         self._make_job: Callable[[Engine, Entry], Any] = _make_job
         if tracing is not None:

@@ -14,7 +14,8 @@ from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 from chasqui.consumer.config import check_int
-from chasqui.consumer.pool import Pool
+from chasqui.consumer.pool import Place, Pool
+from chasqui.consumer.runs import within
 from chasqui.errors import UnrecoverableError
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
@@ -41,6 +42,7 @@ class Handlers:
         threads: int,
         processes: Mapping[str, int] | int | None = None,
         timeout_ms: Mapping[str, int] | int | None = None,
+        queue: str = "",
     ) -> None:
         check_int("threads", threads, 1)
         for what, numbers in (("processes", processes), ("timeout_ms", timeout_ms)):
@@ -53,6 +55,7 @@ class Handlers:
         self._pools: dict[str, Pool] = {}
         self._processes = processes
         self._timeouts = timeout_ms
+        self._queue = queue
         self._runners: dict[str, Runner] = {}
         self._default: Runner | None = None
         self._known: dict[str, tuple[Runner | None, float | None]] = {}
@@ -69,14 +72,19 @@ class Handlers:
             self._default = self._runner(_check(handler, "handler"), "")
 
     def find(self, name: str) -> tuple[Runner | None, float | None]:
-        """What runs a job of this name, or None, and how many seconds a run may take, or None."""
+        """What runs a job of this name, or None, and how many seconds a run may take, or None: then
+        it has no limit, or keeps to it by itself."""
         return self._known.get(name) or self._look_up(name)
 
     def _look_up(self, name: str) -> tuple[Runner | None, float | None]:
         limit = self._timeouts
         if isinstance(limit, Mapping):
             limit = limit.get(name)
-        found = self._runners.get(name, self._default), None if limit is None else limit / 1000
+        run = self._runners.get(name, self._default)
+        limit_s = None if limit is None else limit / 1000
+        if limit is not None and isinstance(run, _Pooled):
+            run, limit_s = functools.partial(run, limit_s=limit_s), None
+        found = run, limit_s
         if len(self._known) < KNOWN_NAMES:
             self._known[name] = found
         return found
@@ -87,7 +95,7 @@ class Handlers:
             pool.close()
 
     def _runner(self, handler: Handler, name: str) -> Runner:
-        count = self._processes
+        count, has_limits = self._processes, self._timeouts is not None
         if isinstance(count, Mapping):
             count = count.get(name)
         if count is not None:
@@ -100,19 +108,54 @@ class Handlers:
                 initializer=signal.signal,
                 initargs=(signal.SIGINT, signal.SIG_IGN),
             )
-            pool = self._pools[f"processes of {name}"] = Pool(make)
-            return functools.partial(pool.run, _run_there, handler)
+            pool = self._pools[f"processes of {name}"] = Pool(make, count)
+            return _Pooled(pool, _run_there, handler, self._queue, has_limits=has_limits)
         if is_coroutine_function(handler):
             return handler
         if THREADS not in self._pools:
             make_threads = functools.partial(ThreadPoolExecutor, self._threads, THREAD_NAME)
-            self._pools[THREADS] = Pool(make_threads)
-        return functools.partial(self._in_thread, handler)
+            self._pools[THREADS] = Pool(make_threads, self._threads)
+        pool = self._pools[THREADS]
+        return _Pooled(pool, _run_here, handler, self._queue, has_limits=has_limits)
 
-    async def _in_thread(self, handler: Callable[[Any], Any], job: Any) -> Any:
-        result = await self._pools[THREADS].run(_run_here, handler, job)
+
+class _Pooled:
+    """A handler that runs in a pool.
+
+    Where runs have limits, a job waits for its place first: the time that others take there is not
+    its own. Without any, the executor's own queue is quicker.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        function: Callable[[Handler, Any], Any],
+        handler: Handler,
+        queue: str,
+        *,
+        has_limits: bool,
+    ) -> None:
+        self._pool = pool
+        self._function = function
+        self._handler = handler
+        self._queue = queue
+        self._has_limits = has_limits
+
+    async def __call__(self, job: Any, limit_s: float | None = None) -> Any:
+        if not self._has_limits:
+            return await self._run(job)
+        async with self._pool.place() as place:
+            running = self._run(job, place)
+            return await (running if limit_s is None else within(limit_s, running, self._queue))
+
+    async def _run(self, job: Any, place: Place | None = None) -> Any:
+        result = await self._pool.run(self._function, self._handler, job)
         # A plain function may still hand back a coroutine, such as a partial of one.
-        return await result if inspect.isawaitable(result) else result
+        if not inspect.isawaitable(result):
+            return result
+        if place is not None:
+            place.leave()
+        return await result
 
 
 def _run_here(handler: Handler, job: Any) -> Any:

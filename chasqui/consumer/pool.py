@@ -9,14 +9,17 @@ thread goes on until its function returns.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 
 class Pool:
     """Runs functions in an executor, which it makes when it is first needed."""
 
-    def __init__(self, make: Callable[[], Executor]) -> None:
+    def __init__(self, make: Callable[[], Executor], places: int) -> None:
+        """`places` is how many functions the executor runs at once."""
         self._make = make
+        self._room = asyncio.Semaphore(places)
         self._executor: Executor | None = None
         #: Runs that somebody waits for, of each executor that has not come to its end.
         self._awaited: dict[Executor, int] = {}
@@ -44,6 +47,10 @@ class Pool:
                 if executor is not self._executor and not self._awaited[executor]:
                     self._end(executor)
 
+    def place(self) -> "Place":
+        """A place, once there is one: what runs with it begins at once."""
+        return Place(self._room)
+
     def close(self) -> None:
         """End every executor, and its processes."""
         self._executor = None
@@ -61,3 +68,28 @@ class Pool:
         executor.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
+
+
+class Place:
+    """A place in a pool, until it is left: at the latest at the end of its block."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room = room
+        self._is_left = False
+
+    def leave(self) -> None:
+        if not self._is_left:
+            self._is_left = True
+            self._room.release()
+
+    async def __aenter__(self) -> Self:
+        await self._room.acquire()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()

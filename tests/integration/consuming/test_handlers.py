@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -297,6 +298,50 @@ async def test_a_thread_over_its_time_keeps_neither_its_slot_nor_the_pool(
         assert await running.result(queue, job.id) == "done"
     finally:
         end.set()
+
+
+@pytest.mark.slow
+@ONE_SERVER
+@pytest.mark.parametrize("returns", ["value", "coroutine"])
+async def test_to_wait_for_a_thread_is_no_part_of_a_run(
+    queue: Queue, start: Start, returns: str
+) -> None:
+    """Three runs one after the other take longer than one of them may."""
+
+    async def later() -> str:
+        return "done"
+
+    def handler(job: Job) -> Any:
+        time.sleep(0.4)
+        return "done" if returns == "value" else later()
+
+    jobs = await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(3)])
+    running = start(handler, timeout_ms=1000, concurrency=3, threads=1, store_results=True)
+    for job in jobs:
+        assert await running.fact(job.result()) == "done"
+
+
+@pytest.mark.slow
+@ONE_SERVER
+async def test_a_coroutine_from_a_thread_is_kept_to_its_time_and_holds_no_thread(
+    queue: Queue, start: Start, dead: Dead
+) -> None:
+    meeting = asyncio.Barrier(3)
+
+    async def later(job: Job) -> str:
+        if job.name == "hang":
+            await asyncio.sleep(60)
+        await meeting.wait()
+        return "met"
+
+    jobs = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    options = {"timeout_ms": {"hang": 50, "n": 20_000}, "threads": 1, "store_results": True}
+    running = start(lambda job: later(job), **options)
+    for job in jobs:
+        assert await running.result(queue, job.id) == "met"
+    await queue.add("hang", None, attempts=1)
+    await running.buried(1)
+    assert (await dead())[0][b"error"] == b"TimeoutError: the handler took longer than 0.05 s"
 
 
 @pytest.mark.fault(49)
