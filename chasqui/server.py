@@ -194,6 +194,12 @@ def exception_for(error: ReplyError) -> ChasquiError:
     return ServerError(error.message, code=code)
 
 
+def without_arguments(message: str) -> str:
+    """A server's words without ours: of a command that it does not know it repeats the arguments,
+    and those of AUTH and HELLO are a password."""
+    return message.partition(", with args beginning with")[0]
+
+
 def eviction_policy(info: Any) -> str:
     """What INFO says that the server does when it is full; `unknown` where it does not say."""
     return _facts(info).get("maxmemory_policy", "unknown")
@@ -215,8 +221,8 @@ def _is_unknown(error: ReplyError) -> bool:
 
 
 def _refused(error: ReplyError) -> ChasquiError:
-    """What a refused greeting raises. Its text is the server's, and no server repeats what it was
-    sent, but for commands that it does not know: those never get here."""
+    """What a refused greeting raises. Its text is the server's own."""
+    error = ReplyError(without_arguments(error.message))
     if answer_to(error) is Answer.WAIT:
         return NotReadyError(error.message, code=error.code)
     if error.code == "NOAUTH":

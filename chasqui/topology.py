@@ -13,6 +13,7 @@ from typing import Any
 from chasqui import embedded
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, UnreachableError
+from chasqui.server import without_arguments
 
 #: How long one node may take to answer where another is.
 _LOOKUP_TIMEOUT_S = 2.0
@@ -71,7 +72,7 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
             refusal = error
         except (RedisError, OSError) as error:
             # Final is only what all of them say: this one may be up again, and know better.
-            failure = f": {error}"
+            failure = f": {without_arguments(str(error))}"
         else:
             has_answered = True
             if found is not None:
@@ -79,7 +80,7 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
         finally:
             node.close()
     if refusal is not None and not has_answered and not failure:
-        told = f"{endpoint} refused the credentials: {refusal}"
+        told = f"{endpoint} refused the credentials: {without_arguments(str(refusal))}"
         if endpoint.kind == "sentinel":
             told += " (those for sentinels are sentinel_username and sentinel_password in the URL)"
         raise AuthenticationError(told)
@@ -114,6 +115,7 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
     from redis.retry import Retry
 
     options: dict[str, Any] = {
+        "protocol": 2,  # HELLO, by which newer redis-pys greet, is not known everywhere
         "socket_timeout": _LOOKUP_TIMEOUT_S,
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),  # a dead node is skipped, and we ask again ourselves

@@ -1,10 +1,12 @@
 """The blocking connection on real servers: the same judgements, no event loop."""
 
 import asyncio
+import logging
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,6 +300,30 @@ def test_a_wrong_password_is_refused_and_never_shown(
     with pytest.raises(AuthenticationError) as caught:
         connection.call(echo("x"))
     assert CANARY not in f"{caught.value}{caught.value!r}{connection.endpoint!r}"
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
+def test_a_server_that_knows_no_auth_repeats_the_password_and_we_do_not(
+    kind: str,
+    private_server: Callable[..., Server],
+    connect_blocking: Connect,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renamed = tmp_path / "renamed.conf"
+    renamed.write_text('rename-command AUTH ""\nrename-command HELLO ""\n')
+    place = private_server(kind, include=str(renamed)).url.removeprefix("redis://")
+    caplog.set_level(logging.DEBUG)
+    for url in (
+        f"redis://:{CANARY}@{place}",
+        f"redis://ada:{CANARY}@{place}",
+        f"redis+cluster://:{CANARY}@{place}",
+        f"redis+sentinel://{place}?sentinel_password={CANARY}",
+    ):
+        with pytest.raises((ServerError, UnreachableError), match="unknown command") as caught:
+            connect_blocking(url).call(echo("x"))
+        assert CANARY not in f"{caught.value}{caught.value!r}{caplog.text}"
 
 
 @pytest.mark.parametrize("kind", ["redis-8.6", "redis-6.2", "valkey-9"])
