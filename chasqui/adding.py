@@ -30,6 +30,8 @@ Number: TypeAlias = tuple[str, int]
 #: Jobs in one script: long enough to be cheap, short enough not to hold the server up.
 CHUNK_JOBS: Final = 250
 CHUNK_BYTES: Final = 1 << 20
+#: A buffer that has grown beyond this, for a payload of its own chunk, is not kept.
+BUFFER_BYTES: Final = 4 * CHUNK_BYTES
 #: Chunks that one bitmap keeps track of: a key of at most a kilobyte.
 PAGE_BITS: Final = 8192
 #: How long a chunk is remembered after the last one of its page.
@@ -303,8 +305,9 @@ class Numbering:
             due_ms,
         )
         request = Request(bytes(buffer), Effect.IDEMPOTENT, script=script)
-        buffer.clear()
-        self._buffers.append(buffer)
+        if buffer.capacity <= BUFFER_BYTES:
+            buffer.clear()
+            self._buffers.append(buffer)
         return request
 
     def _identity(self) -> tuple[str, "itertools.count[int]"]:
