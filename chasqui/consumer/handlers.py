@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 from chasqui.consumer.config import check_int
-from chasqui.consumer.pool import Place, Pool
+from chasqui.consumer.pool import Place, Pool, ProcessPool
 from chasqui.consumer.runs import within
 from chasqui.errors import UnrecoverableError
 
@@ -95,35 +95,36 @@ class Handlers:
             pool.close()
 
     def _runner(self, handler: Handler, name: str) -> Runner:
-        count, has_limits = self._processes, self._timeouts is not None
+        count = self._processes
         if isinstance(count, Mapping):
             count = count.get(name)
         if count is not None:
             _check_picklable(handler, name)
             make = functools.partial(
                 ProcessPoolExecutor,
-                count,
+                1,
                 mp_context=get_context("spawn"),
                 # An interrupt at the keyboard reaches them too, and the worker drains.
                 initializer=signal.signal,
                 initargs=(signal.SIGINT, signal.SIG_IGN),
             )
-            pool = self._pools[f"processes of {name}"] = Pool(make, count)
-            return _Pooled(pool, _run_there, handler, self._queue, has_limits=has_limits)
+            processes = self._pools[f"processes of {name}"] = ProcessPool(make, count)
+            return _Pooled(processes, _run_there, handler, self._queue, takes_place=True)
         if is_coroutine_function(handler):
             return handler
         if THREADS not in self._pools:
             make_threads = functools.partial(ThreadPoolExecutor, self._threads, THREAD_NAME)
             self._pools[THREADS] = Pool(make_threads, self._threads)
         pool = self._pools[THREADS]
-        return _Pooled(pool, _run_here, handler, self._queue, has_limits=has_limits)
+        # Without limits the executor's own queue will do, and is quicker.
+        takes_place = self._timeouts is not None
+        return _Pooled(pool, _run_here, handler, self._queue, takes_place=takes_place)
 
 
 class _Pooled:
     """A handler that runs in a pool.
 
-    Where runs have limits, a job waits for its place first: the time that others take there is not
-    its own. Without any, the executor's own queue is quicker.
+    One that `takes_place` waits for it first: the time that others take there is not its own.
     """
 
     def __init__(
@@ -133,16 +134,16 @@ class _Pooled:
         handler: Handler,
         queue: str,
         *,
-        has_limits: bool,
+        takes_place: bool,
     ) -> None:
         self._pool = pool
         self._function = function
         self._handler = handler
         self._queue = queue
-        self._has_limits = has_limits
+        self._takes_place = takes_place
 
     async def __call__(self, job: Any, limit_s: float | None = None) -> Any:
-        if not self._has_limits:
+        if not self._takes_place:
             return await self._run(job)
         async with self._pool.place() as place:
             running = self._run(job, place)

@@ -2,13 +2,12 @@
 
 Neither a thread nor a process can be told to leave a function. So when a run is given up (its time
 is over, or the drain's), the pool's executor is replaced: what cannot be stopped takes no place
-from the jobs to come. A process is ended as soon as nobody waits for the others of its executor; a
-thread goes on until its function returns.
+from the jobs to come. A process is ended; a thread goes on until its function returns.
 """
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,9 +37,6 @@ class Pool:
                 if not future.cancel() and not future.done():
                     self._give_up(executor)
                 raise
-        except BrokenExecutor:  # one of its processes died
-            self._give_up(executor)
-            raise
         finally:
             if executor in self._awaited:  # else it was closed meanwhile
                 self._awaited[executor] -= 1
@@ -52,7 +48,7 @@ class Pool:
         return Place(self._room)
 
     def close(self) -> None:
-        """End every executor, and its processes."""
+        """End every executor."""
         self._executor = None
         for executor in list(self._awaited):
             self._end(executor)
@@ -63,6 +59,61 @@ class Pool:
 
     def _end(self, executor: Executor) -> None:
         self._awaited.pop(executor, None)
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+class ProcessPool(Pool):
+    """The same with an executor for each process: when a process dies its executor gives up all
+    that runs in it, and other jobs would have failed as well. Each run needs a place."""
+
+    def __init__(self, make: Callable[[], Executor], places: int) -> None:
+        """`make` makes an executor of one process."""
+        super().__init__(make, places)
+        self._idle: list[Executor] = []
+        self._busy: set[Executor] = set()
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        executor, future = self._submit(function, *arguments)
+        self._busy.add(executor)
+        is_sound = True
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            is_sound = future.cancel() or future.done()
+            raise
+        except BrokenExecutor:  # its process died
+            is_sound = False
+            raise
+        finally:
+            if executor in self._busy:  # else it was closed meanwhile
+                self._busy.discard(executor)
+                if is_sound:
+                    self._idle.append(executor)
+                else:
+                    self._end(executor)
+
+    def _submit(
+        self, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[Executor, Future[Any]]:
+        """Hand a run to a process that has nothing to do and, as far as that is known, lives."""
+        while self._idle:
+            executor = self._idle.pop()
+            try:
+                return executor, executor.submit(function, *arguments)
+            except BrokenExecutor:
+                self._end(executor)
+        executor = self._make()
+        return executor, executor.submit(function, *arguments)
+
+    def close(self) -> None:
+        """End every process."""
+        ended = [*self._idle, *self._busy]
+        self._idle.clear()
+        self._busy.clear()
+        for executor in ended:
+            self._end(executor)
+
+    def _end(self, executor: Executor) -> None:
         # Before the shutdown, which forgets them.
         processes = list((getattr(executor, "_processes", None) or {}).values())
         executor.shutdown(wait=False, cancel_futures=True)

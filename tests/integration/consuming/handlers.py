@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from chasqui import Job, UnrecoverableError
@@ -18,6 +19,16 @@ async def double_later(job: Job) -> int:
 
 def process_id(job: Job) -> int:
     return os.getpid()
+
+
+def wait_for_file(job: Job) -> str:
+    """Say that it has begun by one file, and go on until there is another."""
+    if job.data == "die":
+        os._exit(3)
+    Path(job.data["began"]).touch()
+    while not Path(job.data["until"]).exists():
+        time.sleep(0.01)
+    return "waited"
 
 
 class CannotBeUnpickledError(Exception):

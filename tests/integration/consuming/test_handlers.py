@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,21 @@ async def test_what_fails_in_a_process_fails_here_and_the_next_job_runs(
     assert buried[b"error"].startswith(error)
     job = await queue.add("n", "fine")
     assert await running.result(queue, job.id) == "fine"
+
+
+@pytest.mark.slow
+@ONE_SERVER
+async def test_a_process_that_dies_takes_no_other_run_with_it(
+    queue: Queue, start: Start, tmp_path: Path
+) -> None:
+    running = start(handlers.wait_for_file, processes=2, max_attempts=1, store_results=True)
+    going = await queue.add("n", {"began": f"{tmp_path}/1", "until": f"{tmp_path}/end"})
+    began = tmp_path / "1"
+    await until(lambda: asyncio.to_thread(began.exists), "the other run has begun")
+    await queue.add("n", "die")
+    await running.buried(1)
+    (tmp_path / "end").touch()
+    assert await running.result(queue, going.id) == "waited"
 
 
 @pytest.mark.slow
