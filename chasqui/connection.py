@@ -217,13 +217,16 @@ class Connection:
         if self._loop is None or os.getpid() != self._pid:
             self._is_closed = True
             return  # nothing was opened; or it is the parent's, whose poll set we would touch
-        if self._loop.is_closed():
-            self._forget()
-        else:
+        if not self._loop.is_closed():
             self.check_owner()
-            await self._hang_up()
-        if self.endpoint.kind == "embedded":
-            await asyncio.to_thread(self._dialler.close)
+        try:
+            if self._loop.is_closed():
+                self._forget()
+            else:
+                await self._hang_up()
+        finally:  # also if it was cancelled meanwhile: nobody comes here a second time
+            if self.endpoint.kind == "embedded":
+                await asyncio.to_thread(self._dialler.close)
 
     def _forget(self) -> None:
         """Let go of what an event loop left behind: its sockets close as they are freed, and there

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -95,10 +96,11 @@ class Queue:
 
     async def close(self) -> None:
         """Close the connection. A second call does nothing."""
-        await self._ends.close()
-        if self._durable is not None:
-            await self._durable.close()
-        await self._producer.shutdown()
+        async with AsyncExitStack() as stack:  # cancelled at one of them, it still does the others
+            stack.push_async_callback(self._producer.shutdown)
+            if self._durable is not None:
+                stack.push_async_callback(self._durable.close)
+            stack.push_async_callback(self._ends.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -307,6 +307,25 @@ async def test_a_closed_queue_is_not_waited_on(redis_86: Server, queue_name: str
     assert asyncio.all_tasks() == tasks, "nor is a reader of events begun"
 
 
+async def test_a_close_that_is_cancelled_closes_all_the_same(
+    redis_86: Server, queue_name: str
+) -> None:
+    """Whoever left its `async with` block so does not call it a second time."""
+    tasks = asyncio.all_tasks()
+    queue = Queue(queue_name, redis_url=redis_86.url)
+    with pytest.raises(TimeoutError):
+        await queue.wait_for_result("nobody's", timeout=0.01)
+    closing = asyncio.ensure_future(queue.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert queue.is_closed
+    assert asyncio.all_tasks() == tasks
+    del queue
+    gc.collect()  # an unclosed socket or transport would warn, and warnings are errors
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_a_queue_that_outlived_its_event_loop_is_closed(server: Server, queue_name: str) -> None:
     """Whoever waited there left a reader of events behind."""

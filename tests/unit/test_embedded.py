@@ -1,5 +1,6 @@
 """The embedded server's life: started once, shared, ended with its last holder, killed or not."""
 
+import asyncio
 import contextlib
 import fcntl
 import multiprocessing
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import redis
 
-from chasqui import embedded
+from chasqui import Queue, embedded
 from chasqui.errors import EmbeddedServerError
 
 pytestmark = pytest.mark.timeout(120)
@@ -126,6 +127,17 @@ def test_server_ends_when_its_only_holder_is_killed(tmp_path: Path, hold: Hold) 
         holder.send_signal(signal.SIGKILL)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_server_ends_when_its_last_close_is_cancelled(tmp_path: Path) -> None:
+    queue = Queue("q", redis_url=f"embedded://{tmp_path}")
+    await queue.add("mail", 1)
+    with end_of(tmp_path):
+        closing = asyncio.ensure_future(queue.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
 
 
 def test_server_ends_when_its_starter_is_killed_before_it_is_up(tmp_path: Path) -> None:
