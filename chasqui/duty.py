@@ -4,10 +4,10 @@ import asyncio
 import logging
 from typing import Final
 
-from chasqui.config import CredentialProvider, Endpoint
+from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import Connection
 from chasqui.errors import ClosedError
-from chasqui.keys import Keys
+from chasqui.keys import Keys, shown
 from chasqui.leader import RETRY_S, Lease
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ class Standalone:
         role: str,
         credential_provider: CredentialProvider | None,
     ) -> None:
+        check_credential_provider(credential_provider)
         self._keys = Keys(queue_name)
         self._endpoint = Endpoint.parse(redis_url)
         self._role = role
@@ -142,3 +143,14 @@ class Standalone:
 
     def _duty(self, connection: Connection) -> Duty:
         raise NotImplementedError
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise unless an option of a duty is None or an int that is not negative; 0 stands for its
+    default."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{name} must be at least 1, got {shown(value)}")

@@ -35,7 +35,7 @@ BLOCK_MS: Final = 5_000
 READ_SLACK_S: Final = 5.0
 
 _NUMBERS = frozenset((EVENT_ATTEMPT, EVENT_BACKOFF_MS, EVENT_DELAY_MS, EVENT_DURATION_US, EVENT_TS))
-_EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

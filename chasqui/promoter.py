@@ -19,7 +19,7 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
-from chasqui.duty import Duty, Standalone
+from chasqui.duty import Duty, Standalone, check_count
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
@@ -269,6 +269,10 @@ class Promoter(Standalone):
         metrics: MetricsSink | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "promoter", credential_provider)
+        check_count("poll_interval_ms", poll_interval_ms)
+        check_count("promote_batch", promote_batch)
+        check_count("max_stream_len", max_stream_len)
+        check_count("lock_ttl_secs", lock_ttl_secs)
         default = PromoterConfig()
         self._config = PromoterConfig(
             poll_interval_ms=poll_interval_ms or default.poll_interval_ms,

@@ -30,6 +30,8 @@ class _Reading:
         for name, values in wanted.items():
             if isinstance(values, str):
                 raise TypeError(f"{name} must be a list, got a single str")
+            if values is not None and not isinstance(values, Iterable):
+                raise TypeError(f"{name} must be a list or None, got {type(values).__name__}")
         self.name = queue_name
         self._log = log
         self._wanted = {

@@ -19,7 +19,7 @@ from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
-from chasqui.duty import Duty, Standalone
+from chasqui.duty import Duty, Standalone, check_count
 from chasqui.keys import FIRED, RETRY, SPEC, Keys
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
@@ -275,6 +275,10 @@ class Scheduler(Standalone):
         credential_provider: CredentialProvider | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "scheduler", credential_provider)
+        check_count("tick_interval_ms", tick_interval_ms)
+        check_count("batch", batch)
+        check_count("max_stream_len", max_stream_len)
+        check_count("lock_ttl_secs", lock_ttl_secs)
         default = SchedulerConfig()
         self._config = SchedulerConfig(
             tick_interval_ms=tick_interval_ms or default.tick_interval_ms,

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 
 from chasqui import payload
 from chasqui._core.entry import Entry
-from chasqui.config import CredentialProvider, Endpoint
+from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.consumer import Engine, Health
 from chasqui.consumer.config import ConsumerConfig, make_config
 from chasqui.consumer.dispatcher import UnreadableError
@@ -71,6 +71,7 @@ class Worker:
         metrics: MetricsSink | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        check_credential_provider(credential_provider)
         self._keys = Keys(queue_name)
         self.name = queue_name
         self._endpoint = Endpoint.parse(redis_url, tls=tls)
@@ -105,7 +106,7 @@ class Worker:
         self._handlers: Handlers = Handlers(
             handler,
             default=default,
-            threads=min(concurrency, 32) if threads is None else threads,
+            threads=min(self._config.concurrency, 32) if threads is None else threads,
             processes=processes,
             timeout_ms=timeout_ms,
             queue=queue_name,
@@ -213,6 +214,7 @@ class Consumer:
         **options: Any,
     ) -> None:
         """`options` are those of `Worker` that are about reading, leases, retries and results."""
+        check_credential_provider(credential_provider)
         self._keys = Keys(queue_name)
         self._endpoint = Endpoint.parse(redis_url, tls=tls)
         self._config = make_config(max_attempts=max_attempts, concurrency=concurrency, **options)

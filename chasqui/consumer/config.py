@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chasqui.consumer.decide import Limits
-from chasqui.keys import DEFAULT_GROUP
+from chasqui.keys import DEFAULT_GROUP, check_text, shown
 
 #: How long an entry may sit without a sign of life before another consumer takes it over. A
 #: heartbeat renews it at a third of that, so it says how fast a crash is noticed, not how long a
@@ -74,10 +74,13 @@ class ConsumerConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip() or len(value) > 256:
                 raise ValueError(f"{name} must be a non-empty str of at most 256 characters")
-        if not 0 <= self.shutdown_deadline_s < float("inf"):
-            raise ValueError(
-                f"shutdown_deadline_s must be non-negative, got {self.shutdown_deadline_s}"
-            )
+            check_text(value, name)
+        deadline_s: object = self.shutdown_deadline_s
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
+            kind = type(deadline_s).__name__
+            raise TypeError(f"shutdown_deadline_s must be seconds, got {kind}")
+        if not 0 <= deadline_s < float("inf"):
+            raise ValueError(f"shutdown_deadline_s must be non-negative, got {shown(deadline_s)}")
 
 
 def make_config(
