@@ -7,6 +7,7 @@ and a caller is told what the first arrival did. Nothing is sent from here.
 import itertools
 import math
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -98,11 +99,16 @@ class Batch:
         return cut(self.payloads, most_jobs, CHUNK_BYTES)
 
     def immediate(self, part: slice | None = None) -> int:
-        """How many of its jobs go straight into the stream."""
+        """How many of its jobs go straight into the stream; by our clock, where one decides."""
         part = part or slice(0, len(self.payloads))
         if self.kinds is None:
             return int(part.stop - part.start)
-        return sum(not kind & DELAYED for kind in self.kinds[part])
+        assert self.dues is not None
+        now_ms = time.time_ns() // 1_000_000
+        return sum(
+            not kind & DELAYED or (not kind & RELATIVE and due_ms <= now_ms)
+            for kind, due_ms in zip(self.kinds[part], self.dues[part], strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,10 +227,10 @@ def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> t
 
 
 def due_at(when_ms: int, max_delay_s: int) -> tuple[int, int]:
-    """The same for a moment in unix milliseconds; the past is now."""
-    ahead_ms = when_ms - time.time_ns() // 1_000_000
-    _check_ahead(ahead_ms, max_delay_s)
-    return (DELAYED, when_ms) if ahead_ms > 0 else (0, 0)
+    """The same for a moment in unix milliseconds. The past is now; what is past, the server's clock
+    decides."""
+    _check_ahead(when_ms - time.time_ns() // 1_000_000, max_delay_s)
+    return (DELAYED, when_ms) if when_ms > 0 else (0, 0)
 
 
 def unix_ms(moment: datetime) -> int:

@@ -10,6 +10,7 @@
 -- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
 -- A job that is new under an id of the caller's takes the place of an earlier one: what that one
 -- returned is no answer to who waits for this one, and is deleted.
+-- A job for a moment that has come, by the server's clock, goes straight into the stream.
 -- A new earliest job rings the wake list, which the promoter sleeps on. The delayed set has no room
 -- for a trace: there it lies under a key beside the job, and `traces` says that there are such keys.
 -- Before anything is changed, each command is used once to no effect: one that is denied fails there.
@@ -22,22 +23,27 @@ local stream, delayed, keep, kinds, trace = KEYS[1], KEYS[2], ARGV[2], ARGV[6], 
 local jobs = #kinds
 -- Asked before anything is written, as is the delayed set: a key of another type must fail here.
 local depth = redis.call('XLEN', stream)
-if ARGV[3] ~= '' then
-  local _, immediate = string.gsub(kinds, '[0246]', '')
-  if depth + immediate > tonumber(ARGV[3]) then
-    return {depth}
-  end
-end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local _, immediate = string.gsub(kinds, '[0246]', '')
+local is_past = {}
+for i = 1, jobs do
+  local kind = string.byte(kinds, i) - 48
+  if (kind == 1 or kind == 3) and tonumber(ARGV[3 * i + 7]) <= now then
+    is_past[i], immediate = true, immediate + 1
+  end
+end
+if ARGV[3] ~= '' and depth + immediate > tonumber(ARGV[3]) then
+  return {depth}
+end
 local first = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 redis.call('SET', KEYS[3], '', 'EX', ARGV[1])
 redis.call('DEL', KEYS[3])
 redis.call('EXISTS', KEYS[3])
-if string.find(kinds, '[1357]') then
+if immediate < jobs then
   redis.call('ZADD', delayed, 'XX', 0, '')
 end
-if string.find(kinds, '[0246]') then
+if immediate > 0 then
   local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
   if not string.find(denied.err, 'greater than 0-0', 1, true) then
     return denied
@@ -69,6 +75,7 @@ for i = 1, jobs do
     unique, dlid, result = KEYS[key], KEYS[key + 1], KEYS[key + 2]
     key = key + 3
   end
+  is_delayed = is_delayed and not is_past[i]
   -- With the result in one question: of nearly all new ids there is nothing at all.
   local is_known = is_unique and redis.call('EXISTS', unique, dlid, result) > 0
   if is_known and redis.call('EXISTS', unique, dlid) > 0 then

@@ -2,8 +2,10 @@
 
 import asyncio
 import enum
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -11,10 +13,11 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import drafts, scripts
+from chasqui import adding, drafts, scripts
 from chasqui.adding import PLAIN, Numbering
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
+from chasqui.errors import QueueFullError
 from chasqui.job import BackoffSpec
 from chasqui.keys import Keys
 from chasqui.producer import TURN_JOBS, Producer
@@ -137,6 +140,7 @@ async def test_a_moment(
         {"delay_ms": 0.9},
         {"delay": timedelta(microseconds=999)},
         {"delay_ms": datetime(1960, 1, 1)},
+        {"delay_ms": datetime(2026, 1, 1)},
         {"delay_ms": datetime.min.replace(tzinfo=UTC)},
     ],
 )
@@ -146,6 +150,43 @@ async def test_no_delay_is_now(
     job = await queue.add("mail", 1, **delay)
     assert entries(redis, keys) == [{b"d": envelope(job, 1), b"n": b"mail"}]
     assert redis.exists(keys.delayed, keys.didx(job.id)) == 0
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_a_moment_is_past_by_the_servers_clock(
+    ahead_s: int,
+    queue: Any,
+    redis: redis_py.Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A producer's clock that is off neither runs jobs before their time nor holds them up."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    clock = SimpleNamespace(time_ns=lambda: time.time_ns() + ahead_s * 10**9)
+    for module in (drafts, adding):
+        monkeypatch.setattr(module, "time", clock)
+    past, soon = now - timedelta(minutes=30), now + timedelta(minutes=30)
+    moments = [("past", past), ("soon", soon)]
+    bulk = [{"name": name, "data": 1, "delay_ms": moment} for name, moment in moments]
+    bulk += [{**entry, "job_id": f"order-{entry['name']}"} for entry in bulk]
+    jobs = await queue.add_bulk([*bulk, {"name": "past", "data": 1}])
+    assert [entry[b"n"] for entry in entries(redis, keys)] == [b"past"] * 3
+    assert [due for _, due in members(redis, keys)] == [int(soon.timestamp() * 1000)] * 2
+    taken = [job.is_new for job in await queue.add_bulk(bulk[2:])]
+    assert taken == [False, False]
+    assert redis.exists(keys.unique("order-past"), keys.dlid("order-soon")) == 2
+    assert redis.exists(keys.dlid("order-past"), keys.didx(jobs[0].id)) == 0
+    assert await queue.reschedule(jobs[1].id, delay_ms=soon + timedelta(minutes=10))
+    assert await queue.reschedule(jobs[3].id, delay_ms=soon - timedelta(minutes=10))
+    dues = sorted(due for _, due in members(redis, keys))
+    assert dues == [int((soon.timestamp() + 600 * sign) * 1000) for sign in (-1, 1)]
+
+
+async def test_a_past_moment_counts_for_the_backlog(make_queue: Callable[..., Any]):
+    queue = make_queue(max_backlog=1)
+    await queue.add("mail", 1, delay_ms=datetime(2026, 1, 1))
+    with pytest.raises(QueueFullError):
+        await queue.add("mail", 1, delay_ms=datetime(2026, 1, 1))
 
 
 async def test_a_unique_job_is_added_once(queue: Any, redis: redis_py.Redis, keys: Keys):
