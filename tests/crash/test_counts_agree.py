@@ -28,6 +28,9 @@ from tests.servers import Server
 
 CONCURRENCY = 50
 KILLS = 3
+#: Acks wait for an answer only while a lease is certain. A link on which one was late is dropped,
+#: with the events that are on their way: with a short lease a busy machine makes holes.
+LEASE_MS = 5000
 #: Which of a run's facts is told by which event.
 EVENTS = {"end": "completed", "fail": "failed", "died": "failed"}
 
@@ -72,7 +75,12 @@ def test_counts_agree_while_workers_are_killed(
 
     def start(number: int) -> str:
         who = f"worker-{number}"
-        fleet.start(who, target="tests.crash.counting:make", concurrency=CONCURRENCY)
+        fleet.start(
+            who,
+            target="tests.crash.counting:make",
+            concurrency=CONCURRENCY,
+            claim_min_idle_ms=LEASE_MS,
+        )
         return who
 
     try:
