@@ -93,11 +93,15 @@ class Supervisor:
         """Until SIGTERM or SIGINT, or until a process says that what was asked makes no sense."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        # By Python itself, at once: a handler that is due as we begin to wait does not run before
+        # something else happens, nor does one whose signal another thread was given.
+        before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
             while not self._is_stopping or any(place.process for place in self._places):
                 self.run_once()
         finally:
             self._end_all()
+            signal.set_wakeup_fd(before)
         return self._code
 
     def run_once(self) -> None:
@@ -199,7 +203,6 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
-        os.write(self._wake_write, b"!")
 
     def _obey(self, number: int) -> None:
         if not self._is_stopping:
