@@ -114,6 +114,7 @@ async def measure(kind: str, cancels: int, seed: int, *, say: Say = silent) -> d
         endpoint = Endpoint.parse(server.url)
         control = Connection(endpoint, key=b"control")
         await control.connect()
+        gc.collect()  # what others left behind must not be freed meanwhile
         tasks, descriptors = len(asyncio.all_tasks()), _descriptors()
         connections = [
             Connection(endpoint, key=b"%d" % i, client_name=NAME) for i in range(CONNECTIONS)

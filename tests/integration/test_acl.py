@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 LEFT_OUT = {
     "consuming/test_memory.py": "slow as a whole, and about memory",
     "test_acl.py": "this one",
+    "test_blocking.py": "plain connections",
     "test_connection.py": "plain connections, that have no part to play",
     "test_core_commands.py": "plain connections",
     "test_lost_links.py": "plain connections",

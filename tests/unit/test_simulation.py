@@ -16,6 +16,9 @@ from hypothesis.stateful import (
 from chasqui.consumer.decide import Failure
 from tests.unit.simulation import BEAT_S, LEASE_S, Simulation, Worker
 
+# They only compute: what takes seconds alone takes a minute where much else runs.
+pytestmark = pytest.mark.timeout(300)
+
 QUICK = settings(
     max_examples=150,
     stateful_step_count=50,
@@ -154,7 +157,6 @@ def test_every_job_is_in_one_place_and_runs_no_more_than_faults_excuse() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_same_for_many_more_orders() -> None:
     more = settings(QUICK, max_examples=800, stateful_step_count=60)
     run_state_machine_as_test(Faults, settings=more)
