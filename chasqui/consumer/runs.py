@@ -21,7 +21,7 @@ async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
     try:
         await asyncio.wait({task}, timeout=limit_s)
     except asyncio.CancelledError:
-        task.cancel()
+        _cancel(task)
         await asyncio.wait({task})
         if task.cancelled():
             raise
@@ -30,7 +30,7 @@ async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
         if error is not None:
             raise error
         return result
-    task.cancel()
+    _cancel(task)
     await asyncio.wait({task}, timeout=CANCEL_S)
     if not task.done():
         logger.error(
@@ -38,15 +38,20 @@ async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
             queue,
             extra={"queue": queue, "limit_s": limit_s},
         )
-        _left_behind.add(task)
-        task.add_done_callback(_left_behind.discard)
     elif not task.cancelled():
         task.exception()
     raise TimeoutError(f"the handler took longer than {limit_s:g} s")
 
 
-#: Runs that went on after they were cancelled; the loop itself holds tasks only weakly.
-_left_behind: set[asyncio.Task[Any]] = set()
+#: Runs that were cancelled and have not ended; the loop itself holds tasks only weakly.
+_cancelled: set[asyncio.Task[Any]] = set()
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a run, and keep it until its end: whoever waits for that may be cancelled as well."""
+    _cancelled.add(task)
+    task.add_done_callback(_cancelled.discard)
+    task.cancel()
 
 
 async def _contained(run: Awaitable[Any]) -> tuple[Any, BaseException | None]:
