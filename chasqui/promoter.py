@@ -21,7 +21,7 @@ from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone, check_count
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
-from chasqui.keys import EVENT_ATTEMPT, REASON, Keys
+from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
 from chasqui.request import Effect, Request, commands
@@ -273,6 +273,8 @@ class Promoter(Standalone):
         check_count("promote_batch", promote_batch)
         check_count("max_stream_len", max_stream_len)
         check_count("lock_ttl_secs", lock_ttl_secs)
+        if holder_id is not None:
+            check_text(holder_id, "holder_id")
         default = PromoterConfig()
         self._config = PromoterConfig(
             poll_interval_ms=poll_interval_ms or default.poll_interval_ms,

@@ -20,7 +20,7 @@ from chasqui._core.ulid import UlidFactory
 from chasqui.config import CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone, check_count
-from chasqui.keys import FIRED, RETRY, SPEC, Keys
+from chasqui.keys import FIRED, RETRY, SPEC, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
 from chasqui.repeatables import scored
@@ -279,6 +279,8 @@ class Scheduler(Standalone):
         check_count("batch", batch)
         check_count("max_stream_len", max_stream_len)
         check_count("lock_ttl_secs", lock_ttl_secs)
+        if holder_id is not None:
+            check_text(holder_id, "holder_id")
         default = SchedulerConfig()
         self._config = SchedulerConfig(
             tick_interval_ms=tick_interval_ms or default.tick_interval_ms,
