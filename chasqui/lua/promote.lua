@@ -7,6 +7,8 @@
 -- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
 -- Copies are made before their originals go, so nothing is lost where one cannot be made; and none is
 -- made where they may not go, or they would be made again and again.
+-- A malformed member that the dead-letter stream does not take stays, and the jobs behind it are moved;
+-- the refusal is the answer then.
 local call, delayed, stream, dead, traces, keep =
   redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
 local are_traced = call('EXISTS', traces) == 1
@@ -72,13 +74,14 @@ local function add_traced(id, envelope, name)
 end
 
 local answer = {now, 0, 0, -1, '', 0}
-local left, bytes, refusal = tonumber(ARGV[1]), 0, nil
+local left, bytes, stay, refusal = tonumber(ARGV[1]), 0, 0, nil
 local is_allowed = false
 repeat
   -- Few at a time, and not for ever: jobs may be large, and the server serves nobody else meanwhile.
   local most = math.min(left, 32)
-  local due = call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', 0, most)
-  local copied = {}
+  local due = call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', stay,
+                   most)
+  local copied, is_refused = {}, false
   if #due > 0 and not is_allowed then
     local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
     if not string.find(denied.err, 'greater than 0-0', 1, true) then
@@ -93,7 +96,8 @@ repeat
     local reply
     local a, b, c, d = string.byte(member, 1, 4)
     local start = d and 5 + a + b * 256 + c * 65536 + d * 16777216
-    if not start or start > #member + 1 then
+    local is_malformed = not start or start > #member + 1
+    if is_malformed then
       reply = redis.pcall('XADD', dead, '*', 'd', member, 'source_id', '0-0', 'reason', 'malformed',
                           'detail', 'delayed member is shorter than its own prefix')
       answer[6] = answer[6] + 1
@@ -104,21 +108,24 @@ repeat
       answer[#answer + 1] = id
       answer[#answer + 1] = name
     end
-    if type(reply) == 'table' then
-      refusal = reply
+    if type(reply) ~= 'table' then
+      copied[#copied + 1] = member
+      bytes = bytes + #member
+    elseif is_malformed then
+      stay, refusal = stay + 1, reply
+    else
+      is_refused, refusal = true, reply
       break
     end
-    copied[#copied + 1] = member
-    bytes = bytes + #member
   end
   if #copied > 0 then
     call('ZREM', delayed, unpack(copied))
   end
-  if refusal then
-    return refusal
-  end
   left = left - #due
-until #due < most or left <= 0 or bytes > 4194304
+until is_refused or #due < most or left <= 0 or bytes > 4194304
+if refusal then
+  return refusal
+end
 
 local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
 if first[2] then

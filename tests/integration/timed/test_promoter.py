@@ -129,6 +129,25 @@ async def test_what_is_no_member_goes_to_the_dead_letter_queue_whole(
     assert sorted(event[b"e"] for event in events) == [b"dlq"] * 5 + [b"waiting"]
 
 
+async def test_what_cannot_be_buried_holds_up_no_job(
+    keys: Keys, redis: Redis, make_promoter: MakePromoter
+):
+    """It stays until the dead-letter queue takes it, and the reason is told meanwhile."""
+    bad = [bytes([n]) for n in range(40)]  # more than are read at a time
+    await put(redis, keys, member("before"), *bad)
+    await put(redis, keys, *(member(f"{n:02}") for n in range(40)), due_ms=2)
+    await redis("SET", keys.dlq, "no stream")
+    duty = make_promoter()
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        await duty.run_once()
+    assert sorted(await ids_in_stream(redis, keys)) == [*(f"{n:02}" for n in range(40)), "before"]
+    assert set(await redis("ZRANGE", keys.delayed, 0, -1)) == set(bad)
+    await redis("DEL", keys.dlq)
+    promoted = await duty.run_once()
+    assert promoted is not None
+    assert (promoted.count, promoted.malformed, promoted.depth) == (0, 40, 0)
+
+
 async def test_an_envelope_that_does_not_decode_is_the_workers_to_judge(
     keys: Keys, redis: Redis, make_promoter: MakePromoter
 ):
