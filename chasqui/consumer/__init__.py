@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui.blocking import BlockingConnection
 from chasqui.config import CredentialProvider, Endpoint
@@ -187,7 +188,7 @@ class Engine:
         try:
             if not await self._connect():
                 return
-            self.holdings.renewed(time.monotonic())
+            self.holdings.renewed(clock.boot_s())
             self._heartbeat.start()
             self._dispatcher.start()
             reading = self._loop.create_task(self._reader.run())

@@ -5,6 +5,7 @@ import logging
 import time
 from typing import Any, Final
 
+from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
 from chasqui.consumer.holdings import Slot
@@ -24,11 +25,11 @@ class BatchDispatcher(Dispatcher):
         return len(self._idle) * (self._config.batch or 1)
 
     async def _run(self, slot: Slot, entry: Entry) -> None:
-        slot.started_ns = time.perf_counter_ns()
+        slot.started_ns = clock.boot_ns()
         try:
             slot.entries = entries = await self._gather(slot, entry)
             holdings = self._holdings
-            if holdings.lost or time.perf_counter_ns() > holdings.alive_until_ns:
+            if holdings.lost or clock.boot_ns() > holdings.alive_until_ns:
                 # All in one turn of the loop: what is let go must not look as if it ran.
                 if not await self._leases_hold():
                     return
@@ -70,7 +71,7 @@ class BatchDispatcher(Dispatcher):
         if self._events is not None:
             for entry in good:
                 self._events.active(entry)
-        started_ns = time.perf_counter_ns()
+        started_ns = clock.boot_ns()
         run, limit_s = self._handlers.find(ANY)
         assert run is not None  # a batch handler is a single one
         failures: dict[str, BaseException] = {}

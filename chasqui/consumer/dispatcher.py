@@ -7,10 +7,10 @@ other and gives the loop a turn now and then.
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui.consumer.acker import Acker
 from chasqui.consumer.complaints import Complaints
@@ -268,7 +268,7 @@ class Dispatcher:
             return
         events = self._events
         holdings = self._holdings
-        slot.started_ns = started_ns = time.perf_counter_ns()
+        slot.started_ns = started_ns = clock.boot_ns()
         slot.entry = entry
         if (holdings.lost or started_ns > holdings.alive_until_ns) and not await self._is_ours(
             entry
@@ -331,7 +331,7 @@ class Dispatcher:
             self._acker.done_with_result(entry.id, job_id, encoded)
         if self._events is None and self._metrics is None:
             return
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        duration_us = (clock.boot_ns() - started_ns) // 1000
         if self._events is not None:
             self._events.completed(entry, duration_us)
         if self._metrics is not None:
@@ -351,7 +351,7 @@ class Dispatcher:
             if isinstance(error, GeneratorExit) and task not in self._tasks:
                 return False  # the loop is gone, and the slot is taken apart
         self.finished += 1
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        duration_us = (clock.boot_ns() - started_ns) // 1000
         if isinstance(error, SystemExit | KeyboardInterrupt):
             # The handler wants the process to end. That is a failed run like others, so that a
             # job that ends every process that takes it does not do so for ever.

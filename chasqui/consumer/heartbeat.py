@@ -7,11 +7,10 @@ and is reported.
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
-from chasqui import scripts
+from chasqui import clock, scripts
 from chasqui.blocking import BlockingConnection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
@@ -87,7 +86,7 @@ class Heartbeat:
 
     def run_once(self) -> int:
         """Renew everything in hand; how many entries that was."""
-        started_s = time.monotonic()
+        started_s = clock.boot_s()
         ids = self._holdings.ids()
         lost: list[bytes] = []
         for start in range(0, len(ids), RENEW_BATCH):

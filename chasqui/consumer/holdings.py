@@ -4,10 +4,10 @@ Read by the heartbeat's thread while the event loop changes it: every method her
 none needs a lock.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from chasqui import clock
 from chasqui._core.entry import Entry
 
 
@@ -42,9 +42,9 @@ class Holdings:
         #: The highest id that ever came in hand.
         self._highest = (0, 0)
         self._sure_until_s = 0.0
-        #: Until then, by `time.perf_counter_ns`, nobody can have taken over what is in hand.
+        #: Until then, by `clock.boot_ns`, nobody can have taken over what is in hand.
         self.alive_until_ns = 0
-        self.renewed(time.monotonic())
+        self.renewed(clock.boot_s())
 
     @property
     def sure_for_s(self) -> float:
@@ -53,13 +53,12 @@ class Holdings:
         Leases are renewed at a third of their time. Here two thirds count, so that a command sent
         on the strength of this arrives within the lease.
         """
-        return self._sure_until_s - time.monotonic()
+        return self._sure_until_s - clock.boot_s()
 
     def renewed(self, at_s: float) -> None:
-        """All that was in hand at this moment has been renewed since."""
+        """All that was in hand at this moment, by `clock.boot_s`, has been renewed since."""
         self._sure_until_s = at_s + self.lease_s * 2 / 3
-        left_s = at_s + self.lease_s - time.monotonic()
-        self.alive_until_ns = time.perf_counter_ns() + int(left_s * 1e9)
+        self.alive_until_ns = int((at_s + self.lease_s) * 1e9)
 
     def is_lost(self, entry_id: bytes) -> bool:
         """True if somebody else may own the entry by now. A run that is told so ends as lost, even
@@ -75,7 +74,7 @@ class Holdings:
     @property
     def is_alive(self) -> bool:
         """False once the whole lease has gone by without a renewal."""
-        return time.perf_counter_ns() < self.alive_until_ns
+        return clock.boot_ns() < self.alive_until_ns
 
     @property
     def running(self) -> int:
@@ -84,7 +83,7 @@ class Holdings:
     def oldest_running_s(self) -> float:
         """How long the longest run has been going on; 0 if nothing runs."""
         started = [slot.started_ns for slot in self.slots if slot.entry or slot.entries]
-        return (time.perf_counter_ns() - min(started)) / 1e9 if started else 0.0
+        return (clock.boot_ns() - min(started)) / 1e9 if started else 0.0
 
     def running_ids(self) -> list[bytes]:
         ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from chasqui import scripts
+from chasqui import clock, scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
@@ -203,7 +203,7 @@ class Reader:
             timeout_s=block_ms / 1000 + READ_SLACK_S,
         )
         buffer.clear()
-        delivery = Delivery(self._accept, time.monotonic())
+        delivery = Delivery(self._accept, clock.boot_s())
         self._connection.post(request, delivery)
         entries, is_paused = await delivery.future
         if delivery.count:
@@ -232,7 +232,7 @@ class Reader:
 
     def _may_be_lost(self, asked_s: float) -> bool:
         """Whether a reply may have waited for us so long that its entries have another owner."""
-        return self.last_read_s - asked_s > self._holdings.lease_s * 2 / 3
+        return clock.boot_s() - asked_s > self._holdings.lease_s * 2 / 3
 
     def _hand_out(self, entries: list[Entry | None]) -> int:
         self._was_empty = False

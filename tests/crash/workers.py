@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chasqui import Job, UnrecoverableError, Worker
+from chasqui import Job, UnrecoverableError, Worker, clock
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.mercy import Mercy
@@ -35,7 +35,7 @@ def make_without_heartbeat() -> Worker:
     """The same, but that it renews no lease and believes it did."""
 
     def pretend(heartbeat: Heartbeat) -> int:
-        heartbeat._holdings.renewed(time.monotonic())
+        heartbeat._holdings.renewed(clock.boot_s())
         return 0
 
     Heartbeat.run_once = pretend  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from chasqui import Job, RepeatPattern, ServerError, promoter, scripts
+from chasqui import Job, RepeatPattern, ServerError, clock, promoter, scripts
 from chasqui.connection import Connection
 from chasqui.keys import Keys
 from chasqui.promoter import PromoterConfig, PromoterDuty
@@ -340,13 +340,42 @@ async def test_a_lease_by_the_wall_clock_ends_when_that_jumps(
     jump: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Wall:
-        monotonic = staticmethod(lambda: time.time())
-        perf_counter_ns = staticmethod(lambda: time.time_ns())
-
-    for module in ("holdings.time", "heartbeat.time", "time"):
-        monkeypatch.setattr(f"chasqui.consumer.{module}", Wall)
+    monkeypatch.setattr(clock, "boot_s", lambda: time.time())
+    monkeypatch.setattr(clock, "boot_ns", lambda: time.time_ns())
     assert await ends_by_a_jump(server, hold, jump)
+
+
+# ── The machine's ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets this process find that its machine has slept for so many seconds. Only the clock that
+    counts them tells: to all timers it is as if nothing had been."""
+    slept_s = 0
+    real, real_ns = clock.boot_s, clock.boot_ns
+    monkeypatch.setattr(clock, "boot_s", lambda: real() + slept_s)
+    monkeypatch.setattr(clock, "boot_ns", lambda: real_ns() + slept_s * 10**9)
+
+    def wake_after(seconds: int) -> None:
+        nonlocal slept_s
+        slept_s += seconds
+
+    return wake_after
+
+
+@pytest.mark.fault(31)
+async def test_a_lease_ends_while_the_machine_sleeps(
+    server: Server, hold: Callable[..., Awaitable[Job]], sleep: Callable[[int], None]
+) -> None:
+    """Before any renewal could tell."""
+    job = await hold(server.url, HOUR_S * 500)
+    assert not job.lost
+    sleep(HOUR_S)
+    assert job.lost
+
+
+# ── A scheduler's ───────────────────────────────────────────────────────────────────────────────
 
 
 async def fires_of(redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty) -> int:

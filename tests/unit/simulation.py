@@ -29,15 +29,15 @@ LIMITS = Limits(max_attempts=3, max_deliveries=4)
 
 
 class Clock:
-    """What `chasqui.consumer.holdings` takes for the module `time`."""
+    """What `chasqui.consumer.holdings` takes for the module `clock`."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
 
-    def monotonic(self) -> float:
+    def boot_s(self) -> float:
         return self.now_s
 
-    def perf_counter_ns(self) -> int:
+    def boot_ns(self) -> int:
         return int(self.now_s * 1e9)
 
 
@@ -313,8 +313,8 @@ class Simulation:
 
     def __init__(self, *, has_fence: bool = True) -> None:
         self.clock = Clock()
-        self._real_time = holdings_module.time
-        holdings_module.time = self.clock  # type: ignore[assignment]
+        self._real_clock = holdings_module.clock
+        holdings_module.clock = self.clock  # type: ignore[assignment]
         self.server = Server(self.clock, has_fence)
         self.workers: list[Worker] = []
         self.jobs = 0
@@ -324,7 +324,7 @@ class Simulation:
         self.start_worker()
 
     def close(self) -> None:
-        holdings_module.time = self._real_time
+        holdings_module.clock = self._real_clock
 
     def start_worker(self) -> None:
         self.workers.append(Worker(f"w{len(self.workers)}", self.server, self.clock))

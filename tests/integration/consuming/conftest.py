@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 import redis as redis_py
 
+from chasqui import clock
 from chasqui._core.envelope import decode_envelope, encode_envelope
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
@@ -241,7 +242,7 @@ def renew_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let heartbeats say that all is well, and not ask."""
 
     def pretend(self: Heartbeat) -> int:
-        self._holdings.renewed(time.monotonic())
+        self._holdings.renewed(clock.boot_s())
         return 0
 
     monkeypatch.setattr(Heartbeat, "run_once", pretend)
