@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from chasqui import topology
+from chasqui import clock, topology
 from chasqui._core.reply import ProtocolError
 from chasqui.blocking_link import BlockingLink, open_link
 from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
@@ -279,6 +279,7 @@ class _Exchange:
         deadline_s, self._deadline_s = self._deadline_s, None
         latest_s = time.monotonic() + timeout_s
         request.deadline_s = latest_s if deadline_s is None else min(latest_s, deadline_s)
+        request.latest_s = clock.boot_s() + timeout_s
         request.outcome = _PENDING
         self._all.append(request)
         self._unsent.append(request)
@@ -288,9 +289,12 @@ class _Exchange:
         """The next request for the link; None while there is none for it."""
         if self._must_redial or len(link.inflight) >= self._ahead:
             return None
-        if not (self._unsent or self._draw()):
-            return None
-        return self._unsent.popleft()
+        while self._unsent or self._draw():
+            request = self._unsent.popleft()
+            if request.latest_s > clock.boot_s():
+                return request
+            _settle(request, loss(request, self._endpoint))
+        return None
 
     def _fail_unsent(self, error: Exception) -> None:
         for request in self._unsent:

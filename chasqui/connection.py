@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, TypeVar
 
+from chasqui import clock
 from chasqui._core.reply import ReplyError
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.dialler import Dialler
@@ -192,6 +193,7 @@ class Connection:
         if timeout_s is None:
             timeout_s = self._request_timeout_s
         request.deadline_s = deadline_s = loop.time() + timeout_s
+        request.latest_s = clock.boot_s() + timeout_s
         if deadline_s < self._watch_at_s:
             self._watch_from(deadline_s)
 
@@ -287,8 +289,14 @@ class Connection:
             requests = [request for request in self._unsent if not request.outcome.done()]
             self._unsent.clear()
             self._unsent_bytes = 0
+            now_s = clock.boot_s()
+            late = [request for request in requests if request.latest_s <= now_s]
+            if late:
+                requests = [request for request in requests if request.latest_s > now_s]
             if requests:
                 link.send(requests)
+            for request in late:  # who is told may send more
+                request.fail(loss(request, self.endpoint))
         self._release_room()
 
     @property

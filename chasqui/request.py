@@ -5,6 +5,7 @@ and the blocking connection both run them.
 """
 
 import enum
+import math
 from collections.abc import Generator, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -65,6 +66,7 @@ class Request:
         "effect",
         "frame",
         "is_in_doubt",
+        "latest_s",
         "link",
         "outcome",
         "raises",
@@ -101,6 +103,9 @@ class Request:
         #: The link that its last answer came over.
         self.link: object = None
         self.deadline_s = 0.0
+        #: The same by `clock.boot_s`: it is not sent after that, though its machine slept meanwhile
+        #: and timers know nothing of it. The server may have forgotten by then that it was.
+        self.latest_s = math.inf
         self.tries = 0
         #: Why the server would not do it just now.
         self.refusal: ReplyError | None = None

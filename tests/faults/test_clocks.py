@@ -9,7 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from chasqui import Job, RepeatPattern, ServerError, clock, promoter, scripts
+from chasqui import (
+    Job,
+    OutcomeUnknownError,
+    RepeatPattern,
+    ServerError,
+    clock,
+    promoter,
+    scripts,
+    sync,
+)
 from chasqui.connection import Connection
 from chasqui.keys import Keys
 from chasqui.promoter import PromoterConfig, PromoterDuty
@@ -23,7 +32,7 @@ from tests.integration.consuming.conftest import Redis, Running, until
 from tests.integration.timed.facts import eventually as becomes_true
 from tests.integration.timed.facts import running as runs
 from tests.ledger import Audit
-from tests.proxy import Proxy
+from tests.proxy import Fault, Proxy
 from tests.servers import KINDS, Server
 
 IN_FLIGHT = 20
@@ -373,6 +382,40 @@ async def test_a_lease_ends_while_the_machine_sleeps(
     assert not job.lost
     sleep(HOUR_S)
     assert job.lost
+
+
+@pytest.mark.fault(31)
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_an_add_is_not_sent_again_after_a_long_sleep(
+    clock_server: ClockServer,
+    queue_name: str,
+    make_proxy: Callable[[str], Proxy],
+    sleep: Callable[[int], None],
+    is_sync: bool,
+) -> None:
+    """The machine slept before the answer came. The server has forgotten by now that it had it."""
+    proxy = make_proxy(clock_server.url)
+    proxy.fail(Fault.SWALLOW, "EVAL")
+
+    def add_in_thread() -> Job:
+        with sync.Queue(queue_name, redis_url=proxy.url) as queue:
+            return queue.add("job", None)
+
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        add = asyncio.to_thread(add_in_thread) if is_sync else queue.add("job", None)
+        adding = asyncio.ensure_future(add)
+        async with Queue(queue_name, redis_url=clock_server.url) as other:
+
+            async def is_in() -> bool:
+                return (await other.counts()).waiting > 0
+
+            await until(is_in, "the job is in")
+            await asyncio.to_thread(clock_server.jump, 2 * HOUR_S)
+            sleep(2 * HOUR_S)
+            proxy.cut()
+            with pytest.raises(OutcomeUnknownError):
+                await adding
+            assert (await other.counts()).waiting == 1
 
 
 # ── A scheduler's ───────────────────────────────────────────────────────────────────────────────
