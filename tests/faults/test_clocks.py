@@ -225,6 +225,20 @@ async def test_what_is_due_when_the_servers_clock_has_jumped_does_not_wait_for_t
             await becomes_true(both_came)
 
 
+@pytest.mark.fault(30)
+async def test_a_clock_that_is_set_back_within_a_takeover_loses_nothing(
+    server: Server, redis: Redis, keys: Keys
+) -> None:
+    """The look for silent workers sees the old time, what takes their entries over the new one."""
+    await redis("XGROUP", "CREATE", keys.stream, "g", "0", "MKSTREAM")
+    await redis("XADD", keys.stream, "*", "d", "")
+    await redis("XREADGROUP", "GROUP", "g", "silent", "STREAMS", keys.stream, ">")
+    script = careless(scripts.RECLAIM, "XPENDING", instead="return ask(name, key, a, '-', '+', 10)")
+    await redis("EVAL", script.source, 1, keys.stream, "g", "other", HOUR_S * 1000, 10)
+    count, *_ = await redis("XPENDING", keys.stream, "g")
+    assert count == 1, "it is in the stream and nobody's"
+
+
 # ── A worker's ──────────────────────────────────────────────────────────────────────────────────
 
 
