@@ -8,6 +8,7 @@ leader that was paused in between, or a request sent twice, cannot fire a slot a
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -37,8 +38,8 @@ _BYTES_PER_CALL: Final = 4 << 20
 EMPTY_POLL_S: Final = 3.0
 #: When to look again after another scheduler was seen at work, or a fire's answer was lost.
 _LOOK_AGAIN_S: Final = 0.05
-#: A longer count of fires is none: the script could not count on.
-_FIRED_DIGITS: Final = 15
+#: What is no such count of fires, the script could not count on from.
+_FIRED: Final = re.compile(rb"0|[1-9][0-9]{0,14}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +308,7 @@ def _read(
     encoded, fired, retry = content
     if encoded is None:
         raise ValueError("its hash has no field `spec`")
-    if fired is not None and (not fired.isdigit() or len(fired) > _FIRED_DIGITS):
+    if fired is not None and not _FIRED.fullmatch(fired):
         raise ValueError(f"its count of fires is {fired!r}")
     if due_ms < 0:
         raise ValueError("its score is no time")

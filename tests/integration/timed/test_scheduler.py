@@ -202,6 +202,7 @@ async def test_the_stream_is_trimmed_where_that_was_asked_for(
         "cron that is none",
         "count that is none",
         "count with a stroke",
+        "count with a zero before it",
         "retry that is none",
         "no hash",
     ],
@@ -224,6 +225,8 @@ async def test_a_spec_that_cannot_be_read_is_told_once_and_left_alone(
         await redis("HSET", hash_key, "fired", "many")
     elif content == "count with a stroke":  # a number for Python, none for Redis
         await redis("HSET", hash_key, "fired", "1_0")
+    elif content == "count with a zero before it":
+        await redis("HSET", hash_key, "fired", "07")
     elif content == "retry that is none":
         await redis("HSET", hash_key, "retry", "garbage")
     elif content == "no hash":
