@@ -6,6 +6,7 @@ from math import floor
 from typing import Any
 
 from chasqui import payload, scripts
+from chasqui._core.reply import ReplyError
 from chasqui.adding import ANSWER_TTL_S
 from chasqui.drafts import BackoffLike, MissedFiresLike, RepeatLike, retry_of
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
@@ -13,6 +14,7 @@ from chasqui.keys import SPEC, Keys, check_job_name, check_text, shown
 from chasqui.plans import Plans, check_limit
 from chasqui.repeat import MAX_FIRE_MS, RepeatSpec, RepeatSpecError
 from chasqui.request import Effect, Plan, commands
+from chasqui.server import exception_for
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,9 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
         return []
     names = [member.decode(errors="replace") for member, _ in scores]
     specs = yield commands(
-        *(("HGET", keys.repeat_spec(name), SPEC) for name in names), effect=Effect.READ
+        *(("HGET", keys.repeat_spec(name), SPEC) for name in names),
+        effect=Effect.READ,
+        raises=False,
     )
     found = []
     for name, (_, next_ms), encoded in zip(
@@ -132,6 +136,10 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
         if encoded is None:
             continue
         try:
+            if isinstance(encoded, ReplyError):
+                if encoded.code != "WRONGTYPE":  # about the server, not about this spec
+                    raise exception_for(encoded)
+                raise RepeatSpecError("its key holds no hash")
             spec = RepeatSpec.decode(encoded)
         except RepeatSpecError as error:
             fields = {"queue": keys.queue}

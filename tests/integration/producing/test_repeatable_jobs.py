@@ -95,9 +95,11 @@ async def test_listing_and_removing(
     assert [meta.key for meta in await queue.get_repeatable_jobs(1)] == keyed[:1]
     assert await queue.get_repeatable_jobs(0) == []
     redis.hset(keys.repeat_spec(keyed[0]), "spec", b"\xc1")
-    redis.zadd(keys.repeat, {"no spec": 1})
+    redis.zadd(keys.repeat, {"no spec": 1, "no hash": 2})
+    redis.set(keys.repeat_spec("no hash"), "a string")
     assert [meta.key for meta in await queue.get_repeatable_jobs()] == keyed[1:]
     assert keyed[0] in caplog.text
+    assert "no hash" in caplog.text
     assert await queue.remove_repeatable_by_key(keyed[1])
     assert not await queue.remove_repeatable_by_key(keyed[1])
     assert not redis.exists(keys.repeat_spec(keyed[1]))
