@@ -151,7 +151,8 @@ class BackoffSpec:
 
     @classmethod
     def fixed(cls, delay_ms: int, jitter_ms: int | None = None) -> "BackoffSpec":
-        """The same delay before every retry, plus up to `jitter_ms` at random."""
+        """The same delay before every retry, but no longer than the worker's longest (30 s), plus
+        up to `jitter_ms` at random."""
         return cls("fixed", delay_ms, jitter_ms=jitter_ms)
 
     @classmethod
