@@ -18,6 +18,8 @@ from chasqui.server import ServerProfile
 
 #: Bytes that are sent before replies are looked for.
 _CHUNK_BYTES = 256 * 1024
+#: The longest that poll() waits: its argument is a C int. Who waits longer asks again.
+_POLL_MAX_MS = 2**31 - 1
 
 
 class BlockingLink:
@@ -106,7 +108,7 @@ class BlockingLink:
         if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
             return True
         self._poller.register(self._sock, events)
-        ready = self._poller.poll(math.ceil(timeout_s * 1000))
+        ready = self._poller.poll(min(math.ceil(timeout_s * 1000), _POLL_MAX_MS))
         return any(event & ~select.POLLOUT for _, event in ready)
 
     def _read(self, on_reply: Callable[[Request, Any], None]) -> None:

@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 DEFAULT_URL: Final = "redis://127.0.0.1:6379"
+#: The longest time that an option may be, ten years: the server and Python's timers take it.
+MAX_MS: Final = 10 * 365 * 86_400_000
 
 #: Username and password; None where there is none.
 Credentials: TypeAlias = tuple[str | None, str | None]

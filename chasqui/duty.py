@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
+from chasqui.adding import MAX_COUNT
 from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import Connection
 from chasqui.errors import ClosedError
@@ -145,8 +146,8 @@ class Standalone:
         raise NotImplementedError
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise unless an option of a duty is None or an int that is not negative; 0 stands for its
+def check_count(name: str, value: object, high: int = MAX_COUNT) -> None:
+    """Raise unless an option of a duty is None or an int from 0 to `high`; 0 stands for its
     default."""
     if value is None:
         return
@@ -154,3 +155,5 @@ def check_count(name: str, value: object) -> None:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < 0:
         raise ValueError(f"{name} must be at least 1, got {shown(value)}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")

@@ -17,7 +17,7 @@ from typing import Any, Final
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
-from chasqui.config import CredentialProvider
+from chasqui.config import MAX_MS, CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone, check_count
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
@@ -269,10 +269,10 @@ class Promoter(Standalone):
         metrics: MetricsSink | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "promoter", credential_provider)
-        check_count("poll_interval_ms", poll_interval_ms)
+        check_count("poll_interval_ms", poll_interval_ms, MAX_MS)
         check_count("promote_batch", promote_batch)
         check_count("max_stream_len", max_stream_len)
-        check_count("lock_ttl_secs", lock_ttl_secs)
+        check_count("lock_ttl_secs", lock_ttl_secs, MAX_MS // 1000)
         if holder_id is not None:
             check_text(holder_id, "holder_id")
         default = PromoterConfig()

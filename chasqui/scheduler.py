@@ -18,7 +18,7 @@ from chasqui import scripts
 from chasqui._core.envelope import encode_envelope
 from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
-from chasqui.config import CredentialProvider
+from chasqui.config import MAX_MS, CredentialProvider
 from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone, check_count
 from chasqui.keys import FIRED, RETRY, SPEC, Keys, check_text
@@ -276,10 +276,10 @@ class Scheduler(Standalone):
         credential_provider: CredentialProvider | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "scheduler", credential_provider)
-        check_count("tick_interval_ms", tick_interval_ms)
+        check_count("tick_interval_ms", tick_interval_ms, MAX_MS)
         check_count("batch", batch)
         check_count("max_stream_len", max_stream_len)
-        check_count("lock_ttl_secs", lock_ttl_secs)
+        check_count("lock_ttl_secs", lock_ttl_secs, MAX_MS // 1000)
         if holder_id is not None:
             check_text(holder_id, "holder_id")
         default = SchedulerConfig()

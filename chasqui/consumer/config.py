@@ -6,6 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from chasqui.adding import MAX_COUNT
+from chasqui.config import MAX_MS
 from chasqui.consumer.decide import Limits
 from chasqui.keys import DEFAULT_GROUP, check_text, shown
 
@@ -67,7 +69,8 @@ class ConsumerConfig:
             ("batch", 1),
             ("batch_linger_ms", 0),
         ):
-            check_int(name, getattr(self, name), low)
+            high = MAX_MS if name.endswith("_ms") else MAX_COUNT
+            check_int(name, getattr(self, name), low, high)
         check_int("max_attempts", self.limits.max_attempts, 1)
         check_int("max_deliveries", self.limits.max_deliveries, 1)
         for name in ("group", "consumer_id"):
@@ -79,8 +82,10 @@ class ConsumerConfig:
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
             kind = type(deadline_s).__name__
             raise TypeError(f"shutdown_deadline_s must be seconds, got {kind}")
-        if not 0 <= deadline_s < float("inf"):
-            raise ValueError(f"shutdown_deadline_s must be non-negative, got {shown(deadline_s)}")
+        if not 0 <= deadline_s <= MAX_MS / 1000:
+            raise ValueError(
+                f"shutdown_deadline_s must be from 0 to {MAX_MS // 1000}, got {shown(deadline_s)}"
+            )
 
 
 def make_config(
@@ -91,11 +96,13 @@ def make_config(
     return ConsumerConfig(limits=Limits(max_attempts, max_deliveries), **given)
 
 
-def check_int(name: str, value: object, low: int) -> None:
-    """Raise unless the value is None or an int of at least `low`."""
+def check_int(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
+    """Raise unless the value is None or an int from `low` to `high`."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")

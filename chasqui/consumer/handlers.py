@@ -13,6 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
+from chasqui.adding import MAX_COUNT
+from chasqui.config import MAX_MS
 from chasqui.consumer.config import check_int
 from chasqui.consumer.pool import Place, Pool, ProcessPool
 from chasqui.consumer.runs import within
@@ -45,12 +47,15 @@ class Handlers:
         queue: str = "",
     ) -> None:
         check_int("threads", threads, 1)
-        for what, numbers in (("processes", processes), ("timeout_ms", timeout_ms)):
+        for what, numbers, high in (
+            ("processes", processes, MAX_COUNT),
+            ("timeout_ms", timeout_ms, MAX_MS),
+        ):
             if isinstance(numbers, Mapping):
                 for name, number in numbers.items():
-                    check_int(f"{what}[{name!r}]", number, 1)
+                    check_int(f"{what}[{name!r}]", number, 1, high)
             else:
-                check_int(what, numbers, 1)
+                check_int(what, numbers, 1, high)
         self._threads = threads
         self._pools: dict[str, Pool] = {}
         self._processes = processes

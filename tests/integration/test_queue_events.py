@@ -19,6 +19,7 @@ from chasqui import (
     Worker,
     sync,
 )
+from chasqui.config import MAX_MS
 from chasqui.keys import Keys
 from tests.proxy import Fault, Proxy
 from tests.servers import RemoteServer, Server
@@ -194,6 +195,17 @@ def test_what_makes_no_sense_is_refused() -> None:
         QueueEvents("q", events="active")
     with pytest.raises(ValueError, match="queue name"):
         QueueEvents("a b")
+
+
+def test_a_read_may_block_for_years(server: Server, queue_name: str, keys: Keys) -> None:
+    with (
+        redis_py.Redis.from_url(server.url) as redis,
+        sync.QueueEvents(queue_name, redis_url=server.url, block_ms=MAX_MS) as events,
+    ):
+        writing = threading.Timer(0.1, write, (redis, keys, 1))
+        writing.start()
+        assert next(events).job_id == "1"
+        writing.join()
 
 
 # ── Lost links ──────────────────────────────────────────────────────────────────────────────────
