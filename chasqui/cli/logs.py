@@ -5,7 +5,6 @@ rest is counted.
 """
 
 import enum
-import json
 import logging
 import sys
 import time
@@ -13,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TextIO, TypeAlias
 
 import typer
+
+from chasqui.cli.output import escaped, to_json
 
 #: So many lines of a kind pass within so many seconds.
 BURST: Final = 5
@@ -68,13 +69,13 @@ def configure_briefly() -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`chasqui: ` and the message."""
+    """`chasqui: ` and the message, which may hold a job's name: on one line, whatever is in it."""
 
     def __init__(self) -> None:
         super().__init__("chasqui: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record) + _more(record)
+        return escaped(super().formatMessage(record)) + _more(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -91,7 +92,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return to_json(line)
 
 
 class RepeatFilter(logging.Filter):

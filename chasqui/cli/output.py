@@ -5,6 +5,8 @@ cannot command the reader's terminal.
 """
 
 import json
+import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,6 +14,8 @@ from typing import Any
 
 # Python does not call them printable, but they command nothing, and emoji are made of them.
 _JOINERS = "\u200c\u200d"
+# What JSON leaves as it is, and a terminal obeys.
+_OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def show(record: Mapping[str, Any], *, as_json: bool) -> None:
@@ -63,7 +67,7 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, datetime):
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return escaped(value if isinstance(value, str) else _json(value))
+    return escaped(value if isinstance(value, str) else to_json(value))
 
 
 def escaped(text: str) -> str:
@@ -79,7 +83,7 @@ def as_names(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 def print_json_line(value: Any) -> None:
     """Print a JSON object on a line of its own, at once: one of many to come."""
-    print(_json(value), flush=True)
+    print(to_json(value), flush=True)
 
 
 def tell_url(url: str, *, as_json: bool) -> None:
@@ -137,15 +141,18 @@ def _escape(char: str) -> str:
 
 
 def _print_json(value: Any) -> None:
-    print(_json(value, indent=2 if sys.stdout.isatty() else None))
+    print(to_json(value, indent=2 if sys.stdout.isatty() else None))
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, indent=indent)
+def to_json(value: Any, indent: int | None = None) -> str:
+    """The value as JSON that every program takes, and that commands no terminal."""
+    text = json.dumps(_plain(value), ensure_ascii=False, indent=indent, default=str)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, of what msgpack can: bytes as text, with what is no UTF-8 escaped."""
+    """What JSON can hold, of what msgpack can: bytes as text, with what is no UTF-8 escaped, and
+    numbers that are none as text."""
     if isinstance(value, Mapping):
         return {_key(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -154,6 +161,8 @@ def _plain(value: Any) -> Any:
         return value.decode(errors="backslashreplace")
     if isinstance(value, datetime):
         return cell(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
 
 

@@ -182,7 +182,21 @@ def test_json_log_has_the_traceback_and_takes_any_value() -> None:
         made.exc_info = (type(error), error, error.__traceback__)
     line = json.loads(logs.JsonFormatter().format(made))
     assert line["traceback"].endswith("ValueError: boom")
-    assert line["value"] == "b'\\xff'"
+    assert line["value"] == "\\xff"
+
+
+def test_record_is_one_line_whatever_is_in_it() -> None:
+    made = record(
+        "job (%s) died", "x\nchasqui: all is well\x1b[2J", share=float("nan"), name_="\x9b"
+    )
+    assert logs.TextFormatter().format(made) == (
+        "chasqui: job (x\\nchasqui: all is well\\x1b[2J) died"
+    )
+    line = logs.JsonFormatter().format(made)
+    assert "\x9b" not in line
+    facts = json.loads(line, parse_constant=pytest.fail)
+    assert facts["message"] == made.getMessage()
+    assert (facts["share"], facts["name_"]) == ("nan", "\x9b")
 
 
 def test_log_that_repeats_itself_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
