@@ -41,6 +41,7 @@ class Exporter:
     ) -> None:
         if isinstance(queues, str) or not queues:
             raise ValueError("queues must be a list of at least one queue's name")
+        queues = list(dict.fromkeys(queues))  # Prometheus takes no series twice
         self._plans = [Plans(Keys(name)) for name in queues]
         self._group = group
         endpoint = Endpoint.parse(redis_url, tls=tls)

@@ -44,7 +44,8 @@ def exporter(
 
     async def serve() -> None:
         with Exporter(queues, redis_url=redis_url, group=group) as running:
-            tell_url(f"http://{address}:{running.serve(port, address)}/metrics", as_json=as_json)
+            host = f"[{address}]" if ":" in address else address
+            tell_url(f"http://{host}:{running.serve(port, address)}/metrics", as_json=as_json)
             await asyncio.Event().wait()
 
     until_signal(serve)

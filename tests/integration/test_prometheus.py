@@ -239,12 +239,13 @@ async def test_the_exporter_reads_queues_of_every_server(
 ) -> None:
     async with Queue(queue_name, redis_url=server.url) as queue:
         await fill(queue)
-    names = [queue_name, "no-such-queue"]
+    names = [queue_name, "no-such-queue", queue_name]
     with Exporter(names, redis_url=server.url, registry=registry) as exporter:
         port = exporter.serve(0)
         address = f"http://127.0.0.1:{port}/metrics"
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(address).read().decode())
         seen = parse(text)
+    assert text.count(f'chasqui_queue_waiting{{queue="{queue_name}"}}') == 1
     assert seen["chasqui_up", ()] == 1
     found = gauges(seen, queue_name)
     assert found.pop("chasqui_queue_oldest_wait_seconds") >= 0
