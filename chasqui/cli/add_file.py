@@ -101,6 +101,8 @@ def _entries(
             continue
         try:
             entry = json.loads(line)
+        except RecursionError:
+            raise ValueError(f"line {number} is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"line {number} is not JSON: {error}") from None
         if not isinstance(entry, dict):

@@ -68,7 +68,10 @@ def _find(keys: Keys, job_id: str, group: str) -> Plan[Found]:
         "state": "completed" if is_done else "unknown",
         "job_id": job_id,
         "name": next((event.job_name for event in past if event.job_name), None),
-        "attempts": max((event.fields.get("attempt", 0) for event in past), default=None),
+        "attempts": max(
+            (one for event in past if isinstance(one := event.fields.get("attempt", 0), int)),
+            default=None,
+        ),
         "result": None if stored is None else _decoded(stored),
     } | told
 
@@ -98,7 +101,8 @@ def _in_delayed(keys: Keys, job_id: str, group: str) -> Plan[Found | None]:
     if member is not None:
         due = yield commands(("ZSCORE", keys.delayed, member), effect=Effect.READ)
         if due is not None:
-            return _delayed(member, int(float(due)), job_id)
+            ((_, due_ms),) = scored([[member, due]])
+            return _delayed(member, due_ms, job_id)
     start = 0
     while True:  # without an index: a retry, or chasquimq's
         reply = yield commands(

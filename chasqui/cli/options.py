@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: A thousand years: what is so long ago still has a date.
+_LONGEST_MS = 365_000 * 86_400_000
 
 
 def duration_ms(text: str) -> int:
@@ -15,7 +17,10 @@ def duration_ms(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no time: write it as 500ms, 10s, 5m, 2h or 1d")
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    time_ms = float(found[1]) * _UNITS_MS[found[2]]
+    if time_ms > _LONGEST_MS:
+        raise typer.BadParameter("no time is longer than a thousand years")
+    return round(time_ms)
 
 
 def moment(text: str) -> datetime:
@@ -37,6 +42,8 @@ def json_value(text: str) -> Any:
     """The value of JSON text from the command line."""
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ValueError("the job's data is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"the job's data is not JSON: {error}") from None
 

@@ -94,9 +94,12 @@ def tell_url(url: str, *, as_json: bool) -> None:
         print(url, flush=True)
 
 
-def at_ms(unix_ms: int) -> datetime:
-    """The moment of a time in Redis."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC)
+def at_ms(unix_ms: int) -> datetime | int:
+    """The moment of a time in Redis; the number itself where no calendar has that moment."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return unix_ms
 
 
 def count(number: int, what: str) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import redis
 
+from chasqui._core.envelope import encode_delayed_member, encode_envelope
 from chasqui.keys import Keys
+from chasqui.payload import encode
 from tests.cli.conftest import Chasqui, call, run_in_terminal
 from tests.servers import RemoteServer, Server
 
@@ -178,6 +180,28 @@ def test_name_cannot_command_the_terminal(
     ):
         assert "\x1b[2J" not in ran.out
         assert "\\x1b[2J" in ran.out.replace("\n", "")
+
+
+def test_time_that_no_calendar_has_is_shown_as_it_is(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    keys, far_ms = Keys(queue_name), 10**15
+    with redis.Redis.from_url(valkey_9.url) as client:
+        for job_id, due in (("near", 0.0), ("far", float(far_ms)), ("never", float("inf"))):
+            member = encode_delayed_member("n", encode_envelope(job_id, encode(1), 2**63))
+            client.zadd(keys.delayed, {member: due})
+            client.set(keys.didx(job_id), member)
+        client.xadd(keys.dlq, {"d": b"", "reason": "x"}, id=f"{far_ms}-0")
+        client.xadd(keys.events, {"e": "active", "id": "gone", "attempt": "1"})
+        client.xadd(keys.events, {"e": "active", "id": "gone", "attempt": "many"})
+    listed = chasqui("delayed", "list", queue_name, "--json").json
+    assert [one["job_id"] for one in listed] == ["near", "far", "never"]
+    assert listed[1]["due"] == far_ms
+    for job_id in ("far", "never"):
+        found = chasqui("job", queue_name, job_id, "--json").json
+        assert (found["state"], found["created"]) == ("delayed", 2**63)
+    assert chasqui("dlq", "peek", queue_name, "--json").json[0]["dead_since"] == far_ms
+    assert chasqui("job", queue_name, "gone", "--json").json["attempts"] == 1
 
 
 def test_drain_deletes_what_nobody_has_begun_on_every_server(
