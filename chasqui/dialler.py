@@ -1,12 +1,11 @@
 """How the asyncio connection gets its links: where the server is now, and when to dial it."""
 
-import asyncio
 import logging
 from time import monotonic
 
 from chasqui import topology
 from chasqui.config import CredentialProvider, Endpoint
-from chasqui.link import Link, open_link
+from chasqui.link import Link, in_thread, open_link
 from chasqui.policy import LOOK_S, Introduction, Redial, Search
 
 logger = logging.getLogger(__name__)
@@ -72,4 +71,4 @@ class Dialler:
             return endpoint
         if self._credential_provider is not None:
             endpoint = endpoint.with_credentials(await self._credential_provider(endpoint.host))
-        return await asyncio.to_thread(self._directory.locate, endpoint, self._key)
+        return await in_thread(self._directory.locate, endpoint, self._key)

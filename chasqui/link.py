@@ -1,11 +1,16 @@
 """One live socket of the asyncio connection: frames out, replies in, in step."""
 
 import asyncio
+import contextlib
+import functools
+import ipaddress
 import logging
+import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
 
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.config import CredentialProvider, Endpoint
@@ -15,6 +20,8 @@ from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Bytes that the transport may hold before the link counts as not writable.
 _TRANSPORT_HIGH_BYTES = 1024 * 1024
@@ -165,10 +172,10 @@ async def open_link(
             if endpoint.path is not None:
                 await loop.create_unix_connection(lambda: link, endpoint.path)
             else:
-                host, port = endpoint.hosts[0]
-                name = host if endpoint.tls else None
+                sock = await _connect(*endpoint.hosts[0])
+                name = endpoint.host if endpoint.tls else None
                 await loop.create_connection(
-                    lambda: link, host, port, ssl=endpoint.tls, server_hostname=name
+                    lambda: link, sock=sock, ssl=endpoint.tls, server_hostname=name
                 )
             link.profile = await _shake_hands(link, endpoint, introduction)
     except BaseException as error:
@@ -179,6 +186,40 @@ async def open_link(
             ) from None
         raise
     return link
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function that blocks gives, from a thread of its own: the loop's threads may all be
+    taken, by handlers that block in them for as long as they like."""
+    pool = ThreadPoolExecutor(1, "chasqui")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+    finally:
+        pool.shutdown(wait=False)
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """A socket that is connected to the first address of the host which answers."""
+    look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await in_thread(look_up)
+    else:
+        found = look_up()  # nobody is asked
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in found:
+        with contextlib.ExitStack() as opened:
+            try:
+                sock = opened.enter_context(socket.socket(family, kind, protocol))
+                sock.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(sock, address)
+            except OSError as error:
+                failure = error
+            else:
+                opened.pop_all()
+                return sock
+    raise failure
 
 
 async def _shake_hands(link: Link, endpoint: Endpoint, introduction: Introduction) -> ServerProfile:

@@ -28,6 +28,7 @@ from chasqui.consumer.relocator import Relocator
 from chasqui.duty import Duty
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
+from chasqui.link import in_thread
 from chasqui.metrics import MetricsSink, guard
 from chasqui.policy import Search
 from chasqui.request import Effect, commands
@@ -208,7 +209,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
-        await asyncio.to_thread(self._heartbeat.stop)
+        await in_thread(self._heartbeat.stop)
         self._handlers.close()
         self._tell_given_up()
         await self._reading.close()

@@ -39,6 +39,32 @@ async def knows_claim(redis: Redis, keys: Keys) -> bool:
     return "NOGROUP" in str(refused.value)
 
 
+async def test_threads_that_handlers_block_are_in_nobodys_way(
+    queue: Queue, start: Start, server: Server, queue_name: str
+) -> None:
+    """Those of the loop are few, and what blocks in them goes on when its handler is cancelled."""
+    gate, begun = threading.Event(), 0
+
+    async def handler(job: Job) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.to_thread(gate.wait)
+
+    async def all_begun() -> bool:
+        return begun == 40
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(40)])
+    running = start(handler, shutdown_deadline_s=0.1)
+    try:
+        await until(all_begun, "all wait for a thread, or in one")
+        by_name = server.url.replace("127.0.0.1", "localhost")
+        async with Queue(queue_name, redis_url=by_name) as it:
+            await it.counts()
+        await running.worker.close()
+    finally:
+        gate.set()
+
+
 @pytest.mark.both_loops
 async def test_close_under_load_hands_back_what_has_not_begun(
     queue: Queue, start: Start, redis: Redis, keys: Keys
