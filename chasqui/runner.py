@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -34,6 +35,8 @@ CHECK_S: Final = 0.2
 STOP_NOW_S: Final = 2.0
 #: How long threads that have nothing more to do may take to notice it.
 HANDLER_END_S: Final = 0.5
+#: The threads that handlers get from `asyncio.to_thread`.
+LOOP_THREAD_NAME: Final = f"{THREAD_NAME}-of-loop"
 
 _STATM: Final = Path("/proc/self/statm")
 
@@ -112,14 +115,24 @@ def run(worker: Worker, recycle: Recycle = NEVER) -> int:
 
 def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
     """Run on a loop of its own until `stop` is asked for; the exit code."""
+    # The runner would wait for the loop's threads without a limit, and a handler may block in one.
+    threads = ThreadPoolExecutor(thread_name_prefix=LOOP_THREAD_NAME)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(worker, stop, recycle))
+        runner.get_loop().set_default_executor(threads)
+        try:
+            runner.run(_run(worker, stop, recycle))
+        finally:
+            runner.get_loop().set_default_executor(ThreadPoolExecutor())
+            threads.shutdown(wait=False)
     health = worker.health()
     if stop.code == DRAINED and health is not None and health.cut_short:
         count = health.cut_short
         fields = {"queue": worker.name, "jobs": count}
         logger.warning("%d jobs took longer than the drain and go back", count, extra=fields)
         stop.code = FAILED
+    elif stop.code == DRAINED:
+        # What a handler began there and did not wait for.
+        _has_handlers_left(worker.shutdown_deadline_s, LOOP_THREAD_NAME)
     return stop.code
 
 
@@ -199,10 +212,10 @@ def rss_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _has_handlers_left() -> bool:
-    deadline_s = time.monotonic() + HANDLER_END_S
+def _has_handlers_left(limit_s: float = HANDLER_END_S, prefix: str = THREAD_NAME) -> bool:
+    deadline_s = time.monotonic() + limit_s
     for thread in threading.enumerate():
-        if thread.name.startswith(THREAD_NAME):
+        if thread.name.startswith(prefix):
             thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
                 return True

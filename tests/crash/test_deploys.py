@@ -85,9 +85,10 @@ def test_a_blocked_loop_does_not_outlive_the_second_signal(fleet: Fleet) -> None
 
 @pytest.mark.fault(3)
 def test_handlers_that_outlast_the_drain_are_told_apart(fleet: Fleet) -> None:
-    """Also one in a thread, which nothing can end but the end of the process."""
-    fleet.add("hold", 2)
+    """Also those in threads, which nothing can end but the end of the process."""
+    fleet.add("hold", 1)
     fleet.add("thread", 1, s=600)
+    fleet.add("loop_thread", 1, s=600)
     worker = fleet.start("slow", shutdown_deadline_s=0.2, claim_min_idle_ms=60_000)
     eventually(lambda: fleet.ledger.count("start") == 3, "they run")
     worker.terminate()

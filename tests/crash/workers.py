@@ -84,6 +84,7 @@ class Runs:
             "long": self.long,
             "block": self.block,
             "thread": self.thread,
+            "loop_thread": self.loop_thread,
             "fail": self.fail,
             "bury": self.bury,
             "crash": self.crash,
@@ -133,6 +134,11 @@ class Runs:
     def thread(self, job: Job) -> None:
         self._start(job)
         time.sleep(job.data["s"])
+        self._end(job)
+
+    async def loop_thread(self, job: Job) -> None:
+        self._start(job)
+        await asyncio.to_thread(time.sleep, job.data["s"])
         self._end(job)
 
     async def fail(self, job: Job) -> None:
