@@ -100,6 +100,7 @@ class QueueEvents(_Reading):
             client_name=CLIENT_NAME,
             credential_provider=credential_provider,
         )
+        self._reading: asyncio.Task[list[QueueEvent]] | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -110,8 +111,13 @@ class QueueEvents(_Reading):
 
     async def __anext__(self) -> QueueEvent:
         while (event := self._take()) is None:
+            reading = self._read_on()
+            await asyncio.wait({reading})
+            if reading is not self._reading:
+                continue  # another task, which waited for the same read, has taken it
+            self._reading = None
             try:
-                self._ready += await self._connection.run(self._log.read())
+                self._ready += reading.result()
             except ClosedError:
                 raise StopAsyncIteration from None
             except UnreachableError as error:
@@ -119,10 +125,22 @@ class QueueEvents(_Reading):
                 await asyncio.sleep(AGAIN_S)
         return event
 
+    def _read_on(self) -> "asyncio.Task[list[QueueEvent]]":
+        """The read that is under way, or a new one. It outlives who waits for it: the next read
+        would be answered only after it, and a few of them too late."""
+        reading = self._reading
+        if reading is None or reading.get_loop() is not asyncio.get_running_loop():
+            self._reading = reading = asyncio.ensure_future(self._connection.run(self._log.read()))
+            reading.add_done_callback(_look_at)
+        return reading
+
     async def close(self) -> None:
         """End the iteration and close the connection. A second call does nothing."""
         self._ready.clear()
+        reading, self._reading = self._reading, None
         await self._connection.close()
+        if reading is not None and reading.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait({reading})
 
     async def __aenter__(self) -> Self:
         try:
@@ -142,6 +160,12 @@ class QueueEvents(_Reading):
 
     def __repr__(self) -> str:
         return f"QueueEvents({self.name!r}, {self._connection.endpoint})"
+
+
+def _look_at(reading: "asyncio.Task[list[QueueEvent]]") -> None:
+    """Whatever came of a read that nobody waits for any more, it is not complained about."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class BlockingQueueEvents(_Reading):

@@ -366,6 +366,36 @@ async def test_a_cancelled_read_takes_no_event_with_it(
             assert await take(events, 2) == ["1", "2"]
 
 
+async def test_cancelled_reads_do_not_queue_up(
+    redis_86: Server, keys: Keys, queue_name: str, make_proxy: MakeProxy
+) -> None:
+    """As of one who looks now and then: each would block at the server behind the others."""
+    proxy = make_proxy(redis_86.url)
+    with redis_py.Redis.from_url(redis_86.url) as redis:
+        async with QueueEvents(queue_name, redis_url=proxy.url) as events:
+            for _ in range(5):
+                reading = asyncio.create_task(anext(events))
+                await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 1)
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            write(redis, keys, 1)
+            assert await take(events, 1) == ["1"]
+            assert proxy.count("XREAD") == 1
+
+
+async def test_tasks_that_share_a_reader_share_the_events(
+    redis_86: Server, keys: Keys, queue_name: str, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(redis_86.url)
+    with redis_py.Redis.from_url(redis_86.url) as redis:
+        async with QueueEvents(queue_name, redis_url=proxy.url) as events:
+            sharing = asyncio.gather(take(events, 2), take(events, 2))
+            await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 1)
+            write(redis, keys, 1, 2, 3, 4)
+            first, second = await sharing
+            assert sorted([*first, *second], key=str) == ["1", "2", "3", "4"]
+
+
 def test_a_repr_shows_no_password() -> None:
     for kind in (QueueEvents, sync.QueueEvents):
         assert "Kanari" not in repr(kind("q", redis_url="redis://u:Kanari@localhost:1"))
