@@ -4,6 +4,7 @@ Blocking, and rarely asked: the asyncio side calls it in a thread. redis-py is i
 since loading it takes as long as all the rest of us together.
 """
 
+import os
 import random
 import ssl
 import threading
@@ -47,8 +48,7 @@ class Directory:
         if self._path is None:
             return _temporary()
         with self._lock:
-            if self._server is None:
-                self._server = embedded.start(Path(self._path))
+            self._server = _started(Path(self._path), self._server)
             return self._server
 
 
@@ -133,6 +133,17 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
     return options
 
 
+def _started(
+    directory: Path | None, held: embedded.EmbeddedServer | None
+) -> embedded.EmbeddedServer:
+    """The server of a directory. We dial it, so one that we hold may have crashed: then it is
+    started anew."""
+    server = embedded.start(directory)
+    if held is not None:
+        held.close()
+    return server
+
+
 _temporary_lock = threading.Lock()
 _temporary_server: embedded.EmbeddedServer | None = None
 
@@ -142,6 +153,15 @@ def _temporary() -> embedded.EmbeddedServer:
     workers meet. It ends with the process."""
     global _temporary_server
     with _temporary_lock:
-        if _temporary_server is None:
-            _temporary_server = embedded.start()
+        directory = None if _temporary_server is None else _temporary_server.directory
+        _temporary_server = _started(directory, _temporary_server)
         return _temporary_server
+
+
+def _forget_lock() -> None:
+    """In a forked child, where nobody would release what a thread of the parent held."""
+    global _temporary_lock
+    _temporary_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import redis
 
-from chasqui import Queue, embedded
+from chasqui import Queue, embedded, sync, topology
 from chasqui.errors import EmbeddedServerError
 
 pytestmark = pytest.mark.timeout(120)
@@ -176,6 +177,40 @@ def test_next_start_after_a_crash_gives_the_same_address_and_data(tmp_path: Path
         with embedded.start(tmp_path) as anew:
             assert anew.url == server.url
             assert client.get("kept") == b"yes"
+
+
+@pytest.mark.parametrize("is_temporary", [False, True])
+def test_queue_starts_a_server_anew_that_crashed(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
+) -> None:
+    monkeypatch.setattr(topology, "_temporary_server", None)
+    url = "embedded://" if is_temporary else f"embedded://{tmp_path}"
+    with sync.Queue("q", redis_url=url) as queue:
+        queue.add("n", 1)
+        directory = tmp_path
+        if topology._temporary_server is not None:
+            directory = topology._temporary_server.directory
+        os.kill(server_pid(f"unix://{directory}/socket"), signal.SIGKILL)
+        assert queue.counts().waiting == 1
+        with end_of(directory):
+            queue.close()
+            if topology._temporary_server is not None:
+                topology._temporary_server.close()
+    while is_temporary and directory.exists():  # the watcher of the first one removes it
+        time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # xdist's threads
+def test_child_forked_while_a_thread_starts_the_server_starts_its_own() -> None:
+    with topology._temporary_lock:
+        child = multiprocessing.get_context("fork").Process(target=_take_lock)
+        child.start()
+        child.join()
+    assert child.exitcode == 0
+
+
+def _take_lock() -> None:
+    assert topology._temporary_lock.acquire(timeout=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # xdist's threads
