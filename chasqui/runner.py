@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,7 +100,12 @@ def load_or_tell(target: str) -> Worker | None:
         trace = error.__traceback__
         while trace is not None and _is_machinery(trace.tb_frame):
             trace = trace.tb_next
-        traceback.print_exception(type(error), error, trace)
+        logger.error(
+            "%s cannot be loaded",
+            target,
+            exc_info=(type(error), error, trace),
+            extra={"target": target},
+        )
         return None
 
 

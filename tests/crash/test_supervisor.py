@@ -1,6 +1,7 @@
 """`chasqui worker`: mistakes in one sentence, processes that are replaced, nobody left behind."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,14 @@ def test_what_the_module_raises_is_shown_where_it_is(tmp_path: Path, arguments: 
     assert 'shop.py", line 1' in shown
     assert "No module named 'no_such_thing'" in shown
     assert "runner.py" not in shown
+
+
+def test_what_the_module_raises_is_json_in_a_log_of_json(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("import no_such_thing\n")
+    ran = run("shop:worker", "--json", cwd=tmp_path)
+    assert ran.returncode == 1
+    (line,) = map(json.loads, ran.stderr.splitlines())
+    assert "No module named 'no_such_thing'" in line["traceback"]
 
 
 def test_no_server_is_one_sentence() -> None:
