@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID, TextColumn
 from chasqui.cli.bars import progress
 from chasqui.cli.output import count, show
 from chasqui.cli.run import on_queue
+from chasqui.errors import OutcomeUnknownError
 from chasqui.queue import Queue
 
 #: Jobs that are sent, and confirmed, together.
@@ -42,6 +43,13 @@ def add_file(
         file_import = _Import(_entries(lines, name, skip), skip, bar, task)
         try:
             on_queue(queue, redis_url, lambda it: file_import.run(it, unique_s))
+        except OutcomeUnknownError:
+            bar.console.print(
+                f"lines 1 to {file_import.last_line} are in, and some of those up to "
+                f"{file_import.sent_line} may be: --skip {file_import.last_line} adds them again, "
+                "but for those with a job_id"
+            )
+            raise
         except Exception:
             if file_import.last_line:
                 bar.console.print(
@@ -74,12 +82,15 @@ class _Import:
         self.already_there = 0
         #: All lines up to this one are in.
         self.last_line = skip
+        #: And those up to this one were sent.
+        self.sent_line = skip
         self._entries = entries
         self._bar = bar
         self._task = task
 
     async def run(self, queue: Queue, unique_s: float | None) -> None:
         while bulk := list(itertools.islice(self._entries, _BULK)):
+            self.sent_line = bulk[-1][0]
             try:
                 jobs = await queue.add_bulk([entry for _, _, entry in bulk], unique_for=unique_s)
             except (ValueError, TypeError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
@@ -103,6 +104,23 @@ def test_broken_line_is_named_with_the_way_on(
     ran = chasqui("add", queue_name, "mail", "--from", str(path), "--skip", "1000")
     assert ran.out.startswith("added 502 jobs")
     assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1502
+
+
+def test_bulk_that_is_in_by_half_is_told(
+    private_server: Callable[..., Server], queue_name: str, tmp_path: Path
+) -> None:
+    server = private_server("valkey-9")
+    source = tmp_path / "jobs.jsonl"
+    source.write_text("".join(f'{{"name": "n", "data": "{"x" * 2000}"}}\n' for _ in range(3000)))
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 4_000_000)
+        ran = call("add", queue_name, "--from", str(source), url=server.url)
+        there = client.xlen(Keys(queue_name).stream)
+    assert ran.code == 1
+    done = there // 1000 * 1000
+    told = f"lines 1 to {done} are in, and some of those up to {done + 1000} may be"
+    assert (told in " ".join(ran.err.split())) == (there > done)
+    assert there % 1000  # else the limit is to be chosen anew
 
 
 def test_line_that_is_not_json_is_named(chasqui: Chasqui, queue_name: str) -> None:
