@@ -240,6 +240,12 @@ def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:
                 raise ValueError("redis_url has a host with a colon: an IPv6 address needs [ and ]")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError("redis_url has a port that is not a number from 1 to 65535")
+        try:
+            host.encode("idna")  # as whoever looks it up will
+        except UnicodeError:
+            raise ValueError(
+                "redis_url has a host that is no name: a part is empty or too long"
+            ) from None
         hosts.append((host or "127.0.0.1", int(port) if port else default_port))
     return tuple(hosts)
 

@@ -45,6 +45,12 @@ def test_one_database_at_most() -> None:
         Endpoint.parse("redis://h/2?db=3")
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_nobody_can_look_up(host: str) -> None:
+    with pytest.raises(ValueError, match="a host that is no name"):
+        Endpoint.parse(f"redis+sentinel://h,{host}:26379/main")
+
+
 @pytest.mark.parametrize(
     "url",
     [
