@@ -50,6 +50,7 @@ QUEUES = {
     "test_retries": "producer_and_operator",
     "test_scheduler": "producer_and_operator",
     "test_scheduler_running": "producer_and_operator",
+    "test_shutdown": "producer_and_operator",
 }
 
 
