@@ -84,19 +84,22 @@ class Batch:
         self.ids = list(ids)
         return ids
 
-    def draw_delayed_ids(self, now_ms: int) -> None:
+    def draw_delayed_ids(self, now_ms: int, kinds: list[int]) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
-        if self.kinds is None:
-            return
         ids = self.ids if self.ids is not None else [None] * len(self.payloads)
         self.ids = [
             ulids.next(now_ms) if job_id is None and kind & DELAYED else job_id
-            for job_id, kind in zip(ids, self.kinds, strict=True)
+            for job_id, kind in zip(ids, kinds, strict=True)
         ]
 
     def slices(self, most_jobs: int = CHUNK_JOBS) -> list[slice]:
         """The batch cut into chunks."""
         return cut(self.payloads, most_jobs, CHUNK_BYTES)
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether all of it goes into one chunk."""
+        return len(self.slices()) == 1
 
     def immediate(self, part: slice | None = None) -> int:
         """How many of its jobs go straight into the stream; by our clock, where one decides."""
@@ -111,7 +114,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each add, and to freeze takes as long again
 class Added:
     """The outcome of an add: per job its id, and the job itself if the batch had data."""
 
@@ -214,6 +217,8 @@ class Numbering:
         self._maxlen = maxlen
         #: Of each process its id and its numbers.
         self._own: dict[int, tuple[str, itertools.count[int]]] = {}
+        #: The page of the last plain chunk, with the keys of it.
+        self._page: tuple[tuple[str, int], list[bytes]] | None = None
         # Buffers that nobody uses right now: a working one is not among them.
         self._buffers: list[CommandBuffer] = []
 
@@ -253,30 +258,34 @@ class Numbering:
         `limit` is the backlog beyond which the server refuses it. With the number `of` an earlier
         one it is that one once more, if all ids were drawn before.
         """
-        keys = self._keys
-        producer_id, number = of or self.number()
-        full: int | str = "" if limit is None else limit
-        payloads, names = batch.payloads, batch.names
-        part_ids = None if batch.ids is None else batch.ids[part]
-        retries = None if batch.retries is None else batch.retries[part]
+        payloads, names, part_ids, retries = batch.payloads, batch.names, batch.ids, batch.retries
+        kinds, due_ms = batch.kinds, batch.dues
         if part.stop - part.start != len(payloads):
             payloads = payloads[part]
             names = names if isinstance(names, str) else names[part]
-        if batch.kinds is None:
-            page, bit = divmod(number, PAGE_BITS)
+            part_ids = None if part_ids is None else part_ids[part]
+            retries = None if retries is None else retries[part]
+            kinds = None if kinds is None else kinds[part]
+            due_ms = None if due_ms is None else due_ms[part]
+        producer_id, number = of or self.number()
+        full: int | str = "" if limit is None else limit
+        own_names: str | list[str] | None = names
+        if kinds is None:
             script, due_ms = scripts.ADD, None
-            script_keys = [keys.stream, keys.applied(producer_id, page)]
-            arguments: list[Any] = [bit, APPLIED_TTL_S, self._maxlen, full, 0]
+            script_keys = self._page_keys(producer_id, number // PAGE_BITS)
+            bit = number % PAGE_BITS
             name = names if isinstance(names, str) else shared(names)
             if name is not None:
                 # Once for all of them: with names of their own the server takes 7 % longer.
-                arguments[-1:] = 1, name
-            own_names = names if name is None else None
+                arguments: list[Any] = [bit, APPLIED_TTL_S, self._maxlen, full, 1, name]
+                own_names = None
+            else:
+                arguments = [bit, APPLIED_TTL_S, self._maxlen, full, 0]
         else:
-            assert batch.dues is not None
+            keys = self._keys
+            assert due_ms is not None
             assert part_ids is not None
-            kinds, due_ms = batch.kinds[part], batch.dues[part]
-            script, own_names = scripts.ADD_MIXED, names
+            script = scripts.ADD_MIXED
             script_keys = [
                 keys.stream,
                 keys.delayed,
@@ -315,6 +324,13 @@ class Numbering:
             buffer.clear()
             self._buffers.append(buffer)
         return request
+
+    def _page_keys(self, producer_id: str, page: int) -> list[bytes]:
+        """The keys of a plain chunk, the same for all of a page."""
+        last, of = self._page, (producer_id, page)
+        if last is None or last[0] != of:  # in one go: other threads are here too
+            last = self._page = of, [self._keys.stream, self._keys.applied(*of)]
+        return last[1]
 
     def _identity(self) -> tuple[str, "itertools.count[int]"]:
         """What this process numbers with, the same for all its threads: two that begin at once must

@@ -140,7 +140,7 @@ class Connection:
     async def _stream(self, requests: Iterable[Request]) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
         each its reply or its exception. The first that cannot be sent is the last."""
-        loop = asyncio.get_running_loop()
+        loop = self.check_owner()
         futures: list[asyncio.Future[Any]] = []
         replies: list[Any] = []
         unsent: list[Exception] = []
@@ -174,18 +174,22 @@ class Connection:
 
     def post(self, request: Request, outcome: Outcome) -> None:
         """The same with an outcome of the caller's own."""
-        self._take(request, outcome)
+        self._take(request, outcome, self.check_owner())
         self._enqueue(request)
 
     def send(self, request: Request, outcome: Outcome) -> None:
-        """The same without waiting for the end of the turn."""
-        self._take(request, outcome)
+        """The same without waiting for the end of the turn; only after `check_owner` in it."""
+        assert self._loop is not None
+        self._take(request, outcome, self._loop)
+        link = self._link
+        if link is not None and link.is_writable and not link.is_retired and not self._unsent:
+            link.send((request,))
+            return
         self._unsent.append(request)
         self._unsent_bytes += len(request.frame)
         self._flush()
 
-    def _take(self, request: Request, outcome: Outcome) -> None:
-        loop = self.check_owner()
+    def _take(self, request: Request, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
         if self._is_closed:
             raise ClosedError("the connection is closed")
         request.outcome = outcome
@@ -389,8 +393,8 @@ class Connection:
                 except Exception:
                     self._hold(request)
                     return
-        if request not in self._held or link.is_retired:
-            self._resume(request)
+        if request not in self._held or link.is_retired or request.latest_s <= clock.boot_s():
+            self._resume(request)  # and is told there if it is too late
             return
         self._held.discard(request)
         asking = commands(("ASKING",), effect=Effect.READ)

@@ -170,6 +170,8 @@ def check_job_id(job_id: object) -> str:
 
 def check_job_name(name: object) -> str:
     """The name itself, if a job may be called that; empty means unnamed."""
+    if type(name) is str and name.isascii() and len(name) <= MAX_JOB_NAME_BYTES:
+        return name
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__}")
     if _utf8_size(name, "name") > MAX_JOB_NAME_BYTES:

@@ -33,7 +33,6 @@ from chasqui.errors import (
     QueueFullError,
     ServerError,
 )
-from chasqui.job import Job
 from chasqui.keys import Keys, check_text, shown
 from chasqui.request import Effect, Plan, Request, commands
 from chasqui.server import warn_if_early
@@ -102,30 +101,30 @@ class Plans:
             return Added([], now_ms, [])
         if options.durable is not None:
             return (yield from self._add_durably(batch, options, options.durable, now_ms))
-        batch.draw_delayed_ids(now_ms)
+        if batch.kinds is not None:
+            batch.draw_delayed_ids(now_ms, batch.kinds)
         chunk = self.numbering.chunk
-        ids: list[str] = []
-        jobs: list[Job] = []
+        added = Added([], now_ms, [])
         replies: list[Any] = []
         parts = batch.slices()
         limit = _first_limit(batch, parts, options)
         if limit is not None and len(parts) > 1:
-            first = chunk(batch, parts.pop(0), options, now_ms, ids, limit)
+            first = chunk(batch, parts.pop(0), options, now_ms, added.ids, limit)
             replies.append(self._unless_full((yield first), options))
             limit = None
         had_some = bool(replies)
 
         def chunks() -> Iterator[Request]:
             for part in parts:
-                yield chunk(batch, part, options, now_ms, ids, limit)
-            jobs.extend(batch.jobs(ids, now_ms))  # while the server works on them
+                yield chunk(batch, part, options, now_ms, added.ids, limit)
+            added.jobs = batch.jobs(added.ids, now_ms)  # while the server works on them
 
         try:
             replies += yield chunks()
         except Exception as error:
             replies.append(error)
         check_all(replies, had_some=had_some)
-        return self._added(batch, options, Added(ids, now_ms, jobs), replies)
+        return self._added(batch, options, added, replies)
 
     def _add_durably(
         self, batch: Batch, options: AddOptions, durable: Durable, now_ms: int
@@ -155,12 +154,13 @@ class Plans:
         """What an add came to, by the replies to its chunks."""
         for reply in replies:
             self._unless_full(reply, options)
-        jobs = added.jobs or batch.jobs(added.ids, added.created_at_ms)
+        if not added.jobs:
+            added.jobs = batch.jobs(added.ids, added.created_at_ms)
         if batch.kinds is not None:
             flags = (flag for reply in replies for flag in reply)
-            for job, flag in zip(jobs, flags, strict=bool(jobs)):
+            for job, flag in zip(added.jobs, flags, strict=bool(added.jobs)):
                 job.is_new = flag == ord("1")
-        return Added(added.ids, added.created_at_ms, jobs)
+        return added
 
     def _unless_full(self, reply: Any, options: AddOptions) -> Any:
         """A chunk's reply, if the queue had room for it."""

@@ -10,7 +10,6 @@ from chasqui.adding import (
     CHUNK_BYTES,
     PLAIN,
     UNIQUE,
-    Added,
     Batch,
     check_request_timeout,
 )
@@ -18,6 +17,7 @@ from chasqui.config import CredentialProvider, Endpoint, check_credential_provid
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
 from chasqui.errors import ClosedError, PayloadTooLargeError
+from chasqui.job import Job
 from chasqui.keys import Keys, check_job_id, check_job_name, shown
 from chasqui.plans import Plans
 from chasqui.request import Plan
@@ -34,7 +34,9 @@ MAX_PAYLOAD_BYTES: Final = (512 << 20) - 1024
 class Turn:
     """Single adds that met in a turn of the event loop: a chunk, with one reply for all of them."""
 
-    __slots__ = ("added", "futures", "loop", "names", "payloads", "retries", "size")
+    __slots__ = (
+        "created_at_ms", "futures", "ids", "loop", "names", "payloads", "retries", "size"
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -44,25 +46,35 @@ class Turn:
         #: Bytes of all payloads.
         self.size = 0
         self.futures: list[asyncio.Future[tuple[str, int]]] = []
-        self.added: Added
+        #: Of the jobs, once they are encoded.
+        self.ids: list[str] = []
+        self.created_at_ms = 0
+
+    # Loops, not `any` and `all` of a generator: mostly there is one future, and one look is enough.
 
     def drop_cancelled(self) -> None:
         """Forget the adds that nobody waits for any more: they were never sent."""
-        if any(future.done() for future in self.futures):
-            kept = [i for i, future in enumerate(self.futures) if not future.done()]
-            self.payloads = [self.payloads[i] for i in kept]
-            self.names = [self.names[i] for i in kept]
-            self.retries = [self.retries[i] for i in kept]
-            self.futures = [self.futures[i] for i in kept]
+        for future in self.futures:
+            if future.done():
+                break
+        else:
+            return
+        kept = [i for i, future in enumerate(self.futures) if not future.done()]
+        self.payloads = [self.payloads[i] for i in kept]
+        self.names = [self.names[i] for i in kept]
+        self.retries = [self.retries[i] for i in kept]
+        self.futures = [self.futures[i] for i in kept]
 
     def done(self) -> bool:
-        return all(future.done() for future in self.futures)
+        for future in self.futures:  # noqa: SIM110
+            if not future.done():
+                return False
+        return True
 
     def set_result(self, reply: Any, /) -> None:
-        added = self.added
-        for future, job_id in zip(self.futures, added.ids, strict=True):
+        for future, job_id in zip(self.futures, self.ids, strict=True):
             if not future.done():
-                future.set_result((job_id, added.created_at_ms))
+                future.set_result((job_id, self.created_at_ms))
 
     def set_exception(self, error: Exception, /) -> None:
         for future in self.futures:
@@ -235,11 +247,30 @@ class Producer:
         turn.futures.append(future)
         return future
 
+    async def put_chunk(self, batch: Batch) -> list[Job]:
+        """Add a batch that is one chunk of jobs without delay or id of their own; the jobs.
+
+        As its plan would; without one a call of 50 takes a quarter less of the client.
+        """
+        connection = self.connection
+        loop = connection.check_owner()
+        if connection.is_congested:
+            await connection.room()
+        now_ms = time.time_ns() // 1_000_000
+        ids: list[str] = []
+        part = slice(0, len(batch.payloads))
+        added: asyncio.Future[Any] = loop.create_future()
+        connection.send(self.plans.numbering.chunk(batch, part, PLAIN, now_ms, ids), added)
+        jobs = batch.jobs(ids, now_ms)  # while the server works on them
+        await added
+        return jobs
+
     def _next_turn(self) -> Turn:
         loop = self.connection.check_owner()
         if self.connection.is_closed:
             raise ClosedError("the producer was shut down")
-        self._send_turn()
+        if self._turn is not None:
+            self._send_turn()
         turn = self._turn = Turn(loop)
         loop.call_soon(self._send_turn)
         return turn
@@ -254,11 +285,9 @@ class Producer:
             return
         retries = turn.retries if any(turn.retries) else None
         batch = Batch(turn.payloads, turn.names, None, retries)
-        now_ms = time.time_ns() // 1_000_000
-        ids: list[str] = []
+        turn.created_at_ms = now_ms = time.time_ns() // 1_000_000
         try:
-            request = self.plans.numbering.chunk(batch, slice(0, count), PLAIN, now_ms, ids)
-            turn.added = Added(ids, now_ms, [])
+            request = self.plans.numbering.chunk(batch, slice(0, count), PLAIN, now_ms, turn.ids)
             self.connection.send(request, turn)
         except Exception as error:
             turn.set_exception(error)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -66,8 +66,8 @@ class Queue:
         self._settings = AddSettings(max_backlog, on_full, durable)
         check_tracing(tracing)
         self._tracing = tracing
-        #: Whether jobs without options of their own may share a chunk with others.
-        self._shares_chunks = tracing is None and self._settings.options(None) is PLAIN
+        #: Whether jobs without options of their own are added by their chunk alone.
+        self._is_plain = tracing is None and self._settings.options(None) is PLAIN
         self._producer = Producer(
             redis_url,
             name,
@@ -145,8 +145,9 @@ class Queue:
                 backoff=backoff,
                 missed_fires=missed_fires,
             )
-        drafts.refuse_useless(missed_fires, unique_for, job_id)
-        if delay_ms is None and delay is None and job_id is None and self._shares_chunks:
+        if missed_fires is not None or unique_for is not None:
+            drafts.refuse_useless(missed_fires, unique_for, job_id)
+        if delay_ms is None and delay is None and job_id is None and self._is_plain:
             self._check_open()
             checked = check_job_name(name)
             retry = drafts.retry_of(attempts, backoff)
@@ -203,21 +204,27 @@ class Queue:
         One bad entry and nothing is sent; the error names its index.
         """
         batch = drafts.bulk(jobs, self._producer.max_delay_s, unique_for=unique_for)
+        if self._is_plain and batch.kinds is None and batch.is_chunk:
+            self._check_open()
+            batch.owner = self
+            return await self._producer.put_chunk(batch)
         added = await self._add(batch, self._settings.options(unique_for))
         return added.jobs
 
-    async def _add(self, batch: Batch, options: AddOptions) -> Added:
+    def _add(self, batch: Batch, options: AddOptions) -> Awaitable[Added]:
         batch.owner = self
+        if self._settings.on_full == "wait":
+            return self._add_with_room(batch, options)
+        return self._run(add(self._tracing, self._producer.plans, batch, options), self._durable)
+
+    async def _add_with_room(self, batch: Batch, options: AddOptions) -> Added:
         self._settings.check_fits(batch)
         waits_s = full_waits_s()
         while True:
+            plan = add(self._tracing, self._producer.plans, batch, options)
             try:
-                return await self._run(
-                    add(self._tracing, self._producer.plans, batch, options), self._durable
-                )
+                return await self._run(plan, self._durable)
             except QueueFullError:
-                if self._settings.on_full == "raise":
-                    raise
                 await asyncio.sleep(next(waits_s))
 
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
@@ -441,9 +448,10 @@ class Queue:
         """
         return await self._run(self._producer.plans.obliterate(DEFAULT_GROUP, force=force))
 
-    async def _run(self, plan: Plan[T], connection: Connection | None = None) -> T:
+    def _run(self, plan: Plan[T], connection: Connection | None = None) -> Awaitable[T]:
+        # No coroutine of its own: a bulk of 50 feels each one on its way.
         self._check_open()
-        return await (connection or self._producer.connection).run(plan)
+        return (connection or self._producer.connection).run(plan)
 
     def _check_open(self) -> None:
         if self._producer.is_closed:

@@ -36,6 +36,7 @@ cdef extern from "Python.h":
 cdef enum:
     WIDEST = 9                  # the most that a number or a header takes
     LARGE = 1 << 16             # a buffer that has grown beyond it is not kept
+    SHORT_TEXT = 32             # a text of fewer bytes has a header of one
     LONGEST_NAME = 64           # a name of at most so many ASCII characters needs no further look
 
 
@@ -244,12 +245,25 @@ cdef class Packer:
             return self.refuse("changed", value)
         return self.fits(out, value)
 
-    cdef bint put_text(self, CommandBuffer out, object value) except -1:
+    cdef inline bint put_text(self, CommandBuffer out, object value) except -1:
+        cdef Py_ssize_t size
+        cdef char* at
+        if PyUnicode_IS_COMPACT_ASCII(value):   # most are, and short
+            size = len(<str>value)
+            if size < SHORT_TEXT and size < self.max_bytes - out._len:
+                at = out.reserve(SHORT_TEXT)
+                at[0] = <char>(0xA0 | size)
+                memcpy(at + 1, PyUnicode_1BYTE_DATA(value), size)
+                out._len += size + 1
+                return True
+        return self.put_any_text(out, value)
+
+    cdef bint put_any_text(self, CommandBuffer out, object value) except -1:
         cdef const char* text
         cdef Py_ssize_t size = len(<str>value)
         if size > self.max_bytes:               # before it is encoded
             return self.outgrow(size, value)
-        if PyUnicode_IS_COMPACT_ASCII(value):   # most are, and are their own UTF-8
+        if PyUnicode_IS_COMPACT_ASCII(value):   # is its own UTF-8
             text = <const char*>PyUnicode_1BYTE_DATA(value)
         else:
             try:
