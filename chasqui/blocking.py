@@ -371,6 +371,9 @@ class _Exchange:
             return
         pairs: deque[Request] = deque()
         for request in now:
+            if request.latest_s <= clock.boot_s():
+                _settle(request, loss(request, self._endpoint))
+                continue
             asking = commands(("ASKING",), effect=Effect.READ)
             asking.deadline_s = request.deadline_s
             pairs += (asking, request)

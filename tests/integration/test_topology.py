@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from chasqui import scripts
+from chasqui import blocking as blocking_module
+from chasqui import clock, dialler, scripts
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
-from chasqui.errors import AuthenticationError, UnreachableError
+from chasqui.errors import AuthenticationError, ServerError, UnreachableError
 from chasqui.request import Effect, Request, Script
 from chasqui.topology import Directory
 from tests import tls
@@ -132,6 +133,52 @@ async def test_a_slot_in_the_middle_of_its_move_is_asked_for(
     assert isinstance(await counts, list)
     assert await connection.execute("INCR", name, effect=Effect.ONCE) == 22
     assert len(connection._links) == 1
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_slot_is_not_asked_for_after_a_long_sleep(
+    cluster: Cluster,
+    connect: Connect,
+    connect_blocking: ConnectBlocking,
+    queue_name: str,
+    is_blocking: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine slept while the other node was dialled. By now nobody there may remember what
+    was sent before."""
+    name, key = keys(queue_name)
+    slot, source = cluster.slot(name), cluster.owner(name)
+    target = other_than(cluster, source)
+    slept_s, real = 0, clock.boot_s
+    monkeypatch.setattr(clock, "boot_s", lambda: real() + slept_s)
+
+    def asleep(open_link: Callable[..., object]) -> Callable[..., object]:
+        def open_late(endpoint: Endpoint, *rest: object) -> object:
+            nonlocal slept_s
+            if endpoint.hosts[0][1] == target.port:
+                slept_s = 3600
+            return open_link(endpoint, *rest)
+
+        return open_late
+
+    awaited, blocking = connect(cluster.url, key=key), connect_blocking(cluster.url, key=key)
+    await awaited.connect()
+    blocking.connect()
+    for module in (dialler, blocking_module):
+        monkeypatch.setattr(module, "open_link", asleep(module.open_link))
+    cluster.start_move(slot, source, target)
+
+    async def increase() -> object:
+        if is_blocking:
+            return await asyncio.to_thread(blocking.execute, "INCR", name, effect=Effect.ONCE)
+        return await awaited.execute("INCR", name, effect=Effect.ONCE)
+
+    with pytest.raises(ServerError, match="ASK"):
+        await increase()
+    assert slept_s
+    await asyncio.to_thread(cluster.finish_move, slot, source, target)
+    assert await increase() == 1
 
 
 @pytest.mark.fault(13)
