@@ -127,26 +127,50 @@ class Supervisor:
         idle_s: list[float] = []
         for place in self._places:
             if place.process is None:
-                left_s = place.start_at_s - time.monotonic()
-                if left_s > 0:
-                    idle_s.append(left_s)
-                else:
+                if place.start_at_s <= time.monotonic():
                     self._start(place)
+                if place.process is None:
+                    idle_s.append(max(0.0, place.start_at_s - time.monotonic()))
             if place.consumer_id is None:
                 break  # a mistake shows with the first: the others would only repeat it
         return min(idle_s, default=None)
 
     def _start(self, place: Place) -> None:
-        ours, theirs = self._spawn.Pipe()
+        """Start a process; where the system has none to give, later: the others live on."""
         taken = [other.consumer_id for other in self._places if other.process is not None]
-        place.process = self._spawn.Process(
-            target=_work,
-            args=(self._target, self._spread(), self._prepare, theirs, taken),
-            name=f"chasqui-worker-{self._places.index(place)}",
-        )
-        place.line, place.consumer_id, place.started_s = ours, None, time.monotonic()
-        place.process.start()
-        theirs.close()
+        place.consumer_id, place.started_s = None, time.monotonic()
+        try:
+            ours, theirs = self._spawn.Pipe()
+            try:
+                process = self._spawn.Process(
+                    target=_work,
+                    args=(self._target, self._spread(), self._prepare, theirs, taken),
+                    name=f"chasqui-worker-{self._places.index(place)}",
+                )
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        except OSError as error:
+            delay_s = self._put_off(place)
+            logger.warning(
+                "no process can be started: %s; tried again in %.1f s",
+                error,
+                delay_s,
+                extra={"error": str(error)},
+            )
+        else:
+            place.process, place.line = process, ours
+
+    def _put_off(self, place: Place) -> float:
+        """How long until the next start, the longer the more of them failed one after the other."""
+        lived_s = time.monotonic() - place.started_s
+        place.deaths = 1 if lived_s >= HEALTHY_S else place.deaths + 1
+        delay_s = min(RESTART_MAX_S, RESTART_MIN_S * 2.0 ** (place.deaths - 1))
+        place.start_at_s = time.monotonic() + delay_s
+        return delay_s
 
     def _spread(self) -> Recycle:
         most = self._recycle.max_jobs
@@ -181,10 +205,7 @@ class Supervisor:
         elif code == DRAINED:
             place.deaths, place.start_at_s = 0, 0.0
         else:
-            lived_s = time.monotonic() - place.started_s
-            place.deaths = 1 if lived_s >= HEALTHY_S else place.deaths + 1
-            delay_s = min(RESTART_MAX_S, RESTART_MIN_S * 2 ** (place.deaths - 1))
-            place.start_at_s = time.monotonic() + delay_s
+            delay_s = self._put_off(place)
             logger.warning(
                 "process %d ended with %s; another one starts in %.1f s",
                 process.pid,

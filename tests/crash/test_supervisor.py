@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -129,6 +130,23 @@ def test_the_dead_are_replaced_and_their_jobs_done(fleet: Fleet) -> None:
     supervisor.terminate()
     assert supervisor.wait() == 0
     assert fleet.census().is_empty
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others are Linux's")
+def test_where_no_process_can_be_started_the_others_live_on(fleet: Fleet) -> None:
+    supervisor = start(fleet)
+    victim, other = children_of(supervisor.pid)
+    files = resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE, (3, files[1]))
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: "no process can be started" in supervisor.log, "it is told")
+    fleet.add("quick", 100)
+    fleet.ended(100)
+    assert is_alive(other)
+    resource.prlimit(supervisor.pid, resource.RLIMIT_NOFILE, files)
+    eventually(lambda: len(children_of(supervisor.pid) - {victim}) == 2, "another one is started")
+    supervisor.terminate()
+    assert supervisor.wait() == 0
 
 
 @pytest.mark.slow
