@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chasqui import scripts
+from chasqui._core.command import cut
 from chasqui._core.entry import Entry
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.connection import Connection
@@ -37,7 +38,9 @@ from chasqui.tracing import carried_by
 
 logger = logging.getLogger(__name__)
 
+#: What one script moves at most: it holds the server up.
 MOVE_BATCH: Final = 100
+MOVE_BYTES: Final = 1 << 20
 AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
 #: What the scripts answer for an entry.
 MOVED: Final = ord("1")
@@ -121,8 +124,9 @@ class Relocator:
         retries = [move for move in moves if move.delay_ms is not None]
         burials = [move for move in moves if move.delay_ms is None]
         for kind in (retries, burials):
-            for start in range(0, len(kind), MOVE_BATCH):
-                self._post(MoveBatch(self, kind[start : start + MOVE_BATCH]))
+            envelopes = [move.entry.envelope or b"" for move in kind]
+            for part in cut(envelopes, MOVE_BATCH, MOVE_BYTES):
+                self._post(MoveBatch(self, kind[part]))
         return len(moves)
 
     async def drain(self) -> None:

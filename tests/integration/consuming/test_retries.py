@@ -10,10 +10,12 @@ import pytest
 
 from chasqui import BackoffSpec, Job, Retry, UnrecoverableError
 from chasqui._core.envelope import decode_delayed_member, decode_envelope
+from chasqui.connection import Connection
 from chasqui.consumer.dispatcher import TOLD_JOBS
 from chasqui.keys import Keys
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
 from chasqui.queue import Queue
+from chasqui.request import Outcome, Request
 from tests.integration.consuming.conftest import Redis, Running, at_rest, attempt_of, until
 
 Start = Callable[..., Running]
@@ -134,6 +136,34 @@ async def test_unrecoverable_goes_to_the_dlq_with_all_that_is_known(
     assert buried[b"attempts"] == b"1"
     assert before_ms - 60_000 < int(buried[b"failed_at"]) < before_ms + 600_000
     assert buried[b"consumer"] == b"the-consumer"
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["buried", "retried"])
+async def test_large_jobs_that_fail_at_once_are_moved_by_their_size(
+    queue: Queue, start: Start, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script holds the server up for as long as it moves what it was given."""
+    count, size = 20, 200_000
+    sent: list[int] = []
+    real = Connection.post
+
+    def post(connection: Connection, request: Request, outcome: Outcome) -> None:
+        sent.append(len(request.frame))
+        real(connection, request, outcome)
+
+    monkeypatch.setattr(Connection, "post", post)
+    waiting = asyncio.Barrier(count)
+
+    async def handler(job: Job) -> None:
+        await waiting.wait()
+        raise ValueError
+
+    running = start(handler, concurrency=count, delayed_enabled=False)
+    jobs = [{"name": "n", "data": b"x" * size, "attempts": attempts} for _ in range(count)]
+    await queue.add_bulk(jobs)
+    await (running.buried if attempts == 1 else running.retried)(count)
+    assert sum(sent) > count * size
+    assert max(sent) < 2 << 20
 
 
 async def test_huge_errors_are_cut(queue: Queue, start: Start, dead: Read) -> None:
