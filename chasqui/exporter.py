@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint
-from chasqui.errors import ChasquiError
+from chasqui.errors import ChasquiError, ServerError
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics.prometheus import QueueCollector, QueueReading
 from chasqui.plans import Counts, Plans
@@ -69,16 +69,28 @@ class Exporter:
         return int(server.server_address[1])
 
     def read(self) -> list[QueueReading]:
-        """The queues as they are now."""
-        try:
-            return [self._connection(plans).run(self._reading(plans)) for plans in self._plans]
-        except ChasquiError as error:
-            now_s = time.monotonic()
-            if now_s - self._logged_s >= LOG_EVERY_S:
-                self._logged_s = now_s
-                fields = {"queues": len(self._plans)}
-                logger.warning("the queues cannot be read: %s", error, extra=fields)
-            raise
+        """The queues as they are now, but for those that the server will not let us read; its
+        refusal is raised if it refuses all of them."""
+        readings: list[QueueReading] = []
+        refusal: ServerError | None = None
+        for plans in self._plans:
+            try:
+                readings.append(self._connection(plans).run(self._reading(plans)))
+            except ServerError as error:
+                refusal = error
+                self._complain(plans.keys.queue, error)
+            except ChasquiError as error:
+                self._complain(plans.keys.queue, error)
+                raise
+        if refusal is not None and not readings:
+            raise refusal
+        return readings
+
+    def _complain(self, queue: str, error: ChasquiError) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            logger.warning("queue %s cannot be read: %s", queue, error, extra={"queue": queue})
 
     def close(self) -> None:
         """Leave the registry and close the connections. A second call does nothing."""

@@ -52,6 +52,8 @@ class Families:
             return kind(name, text, (*own, *labels), registry=registry, **options)
 
         self.labels = tuple(labels)
+        #: Reads those that are watched, once there are any.
+        self.workers: WorkerCollector | None = None
         self.names = Names()
         self.completed = make(
             Counter, "chasquimq_jobs_completed", "Runs whose handler returned.", "name"
@@ -139,8 +141,13 @@ class PrometheusSink(MetricsSink):
         self._is_leader = False
 
     def watch(self, worker: "Watched") -> None:
-        """Also tell, when scraped, how a worker is doing, from its `run` on."""
-        self._registry.register(WorkerCollector(worker, self._queue))
+        """Also tell, when scraped, how a worker is doing, from its `run` on. Several that have the
+        same labels are told as one: their sums, and the longest of their times."""
+        families = self._families
+        if families.workers is None:
+            families.workers = WorkerCollector(families.labels)
+            self._registry.register(families.workers)
+        families.workers.add(worker, self._queue.values())
 
     # ── What a sink gets ────────────────────────────────────────────────────────────────────────
 
@@ -207,61 +214,81 @@ class Watched(Protocol):
 
 
 class WorkerCollector(Collector):
-    """Reads a worker's health when scraped."""
+    """Reads the health of workers when scraped; those with the same labels are told as one."""
 
-    def __init__(self, worker: Watched, labels: dict[str, str]) -> None:
-        self._worker = worker
-        self._labels = labels
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._workers: list[tuple[Watched, tuple[str, ...]]] = []
+
+    def add(self, worker: Watched, labels: Iterable[str]) -> None:
+        self._workers.append((worker, tuple(labels)))
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        health = self._worker.health()
-        if health is None:
+        told: dict[tuple[str, ...], list[list[float]]] = {}
+        for worker, labels in self._workers[:]:
+            if (health := worker.health()) is not None:
+                readings = [getattr(health, one.of) for one in WORKER_GAUGES]
+                told.setdefault(labels, []).append([*readings, _loop_lag_s(worker)])
+        if not told:
             return
-        for kind, name, text, value in (
-            (GaugeMetricFamily, "running", "Handlers that run now.", health.running),
-            (GaugeMetricFamily, "prefetched", "Jobs in hand, not begun.", health.prefetched),
-            (
-                CounterMetricFamily,
-                "lease_losses",
-                "Jobs that other workers took over while this one had them.",
-                health.lost,
-            ),
-            (
-                GaugeMetricFamily,
-                "last_read_age_seconds",
-                "Since a read of the stream last came back.",
-                health.last_read_age_s,
-            ),
-            (
-                GaugeMetricFamily,
-                "oldest_run_seconds",
-                "How long the longest run has been going on.",
-                health.oldest_running_s,
-            ),
-            (
-                GaugeMetricFamily,
-                "loop_lag_seconds",
-                "How late the event loop is.",
-                self._loop_lag_s(),
-            ),
-        ):
-            family: Any = kind(f"chasqui_worker_{name}", text, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
+        for i, one in enumerate((*WORKER_GAUGES, LOOP_LAG)):
+            family: Any = one.kind(f"chasqui_worker_{one.name}", one.text, labels=self._names)
+            for labels, every in told.items():
+                family.add_metric(list(labels), one.together(readings[i] for readings in every))
             yield family
 
-    def _loop_lag_s(self) -> float:
-        """How long the loop takes to answer. Asked from its own thread, it cannot be late."""
-        loop = self._worker.loop
-        if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
-            return 0.0
-        answered = threading.Event()
-        started_s = time.perf_counter()
-        loop.call_soon_threadsafe(answered.set)
-        answered.wait(LOOP_LAG_MAX_S)
-        return time.perf_counter() - started_s
+
+@dataclass(frozen=True, slots=True)
+class WorkerGauge:
+    """One number of a worker's health."""
+
+    name: str
+    #: The attribute that has it.
+    of: str
+    text: str
+    #: What several workers come to.
+    together: Callable[[Iterable[float]], float] = sum
+    kind: type[Any] = GaugeMetricFamily
+
+
+WORKER_GAUGES: Final = (
+    WorkerGauge("running", "running", "Handlers that run now."),
+    WorkerGauge("prefetched", "prefetched", "Jobs in hand, not begun."),
+    WorkerGauge(
+        "lease_losses",
+        "lost",
+        "Jobs that other workers took over while this one had them.",
+        kind=CounterMetricFamily,
+    ),
+    WorkerGauge(
+        "last_read_age_seconds",
+        "last_read_age_s",
+        "Since a read of the stream last came back.",
+        max,
+    ),
+    WorkerGauge(
+        "oldest_run_seconds",
+        "oldest_running_s",
+        "How long the longest run has been going on.",
+        max,
+    ),
+)
+LOOP_LAG: Final = WorkerGauge("loop_lag_seconds", "", "How late the event loop is.", max)
+
+
+def _loop_lag_s(worker: Watched) -> float:
+    """How long the loop takes to answer. Asked from its own thread, it cannot be late."""
+    loop = worker.loop
+    if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
+        return 0.0
+    answered = threading.Event()
+    started_s = time.perf_counter()
+    loop.call_soon_threadsafe(answered.set)
+    answered.wait(LOOP_LAG_MAX_S)
+    return time.perf_counter() - started_s
 
 
 @dataclass(frozen=True, slots=True)

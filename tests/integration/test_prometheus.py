@@ -7,14 +7,17 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis as redis_py
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chasqui import Queue, Worker
 from chasqui.exporter import Exporter
+from chasqui.keys import Keys
 from chasqui.metrics import DlqRouted, JobOutcome, LockOutcome, OutcomeKind, PromoterTick
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
@@ -189,6 +192,40 @@ async def test_a_worker_is_read_when_scraped(
     await running
 
 
+class Watched:
+    """A worker as the sink sees it."""
+
+    loop = None
+
+    def __init__(self, running: int, oldest_running_s: float) -> None:
+        self._health = SimpleNamespace(
+            running=running,
+            prefetched=0,
+            lost=1,
+            last_read_age_s=0.5,
+            oldest_running_s=oldest_running_s,
+        )
+
+    def health(self) -> Any:
+        return self._health
+
+
+def test_workers_of_one_queue_are_told_as_one(registry: CollectorRegistry) -> None:
+    """Prometheus takes no series twice."""
+    sink = PrometheusSink(registry=registry, queue="mail")
+    for worker in (Watched(2, 4.0), Watched(3, 1.0)):
+        sink.watch(worker)
+    PrometheusSink(registry=registry, queue="shop").watch(Watched(7, 9.0))
+    text = generate_latest(registry).decode()
+    assert text.count('chasqui_worker_running{queue="mail"}') == 1
+    seen = parse(text)
+    mail = (("queue", "mail"),)
+    assert seen["chasqui_worker_running", mail] == 5
+    assert seen["chasqui_worker_lease_losses_total", mail] == 2
+    assert seen["chasqui_worker_oldest_run_seconds", mail] == 4.0
+    assert seen["chasqui_worker_running", (("queue", "shop"),)] == 7
+
+
 def test_a_worker_is_watched_before_there_is_a_loop(
     redis_86: Server, queue_name: str, registry: CollectorRegistry
 ) -> None:
@@ -260,6 +297,24 @@ async def test_the_exporter_reads_queues_of_every_server(
     }
     assert set(gauges(seen, "no-such-queue").values()) == {0}
     assert scrape(registry) == {}
+
+
+async def test_a_queue_that_cannot_be_read_does_not_hide_others(
+    server: Server, queue_name: str, registry: CollectorRegistry, caplog: Any
+) -> None:
+    broken = f"{queue_name}-broken"
+    with redis_py.Redis.from_url(server.url) as client:
+        client.set(Keys(broken).stream, "no stream")
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        await fill(queue)
+    with Exporter([broken, queue_name], redis_url=server.url, registry=registry):
+        seen = await asyncio.to_thread(scrape, registry)
+    assert seen["chasqui_up", ()] == 1
+    assert gauges(seen, queue_name)["chasqui_queue_waiting"] == 3
+    assert gauges(seen, broken) == {}
+    assert f"queue {broken} cannot be read" in caplog.text
+    with Exporter([broken], redis_url=server.url, registry=registry):
+        assert await asyncio.to_thread(scrape, registry) == {("chasqui_up", ()): 0}
 
 
 def test_a_server_that_is_gone_is_told(registry: CollectorRegistry, caplog: Any) -> None:
