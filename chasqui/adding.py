@@ -17,6 +17,7 @@ from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import cut, evalsha_jobs, shared
 from chasqui._core.ulid import UlidFactory
+from chasqui.config import MAX_COUNT
 from chasqui.errors import OutcomeUnknownError
 from chasqui.job import Job, ResultSource, job_slots
 from chasqui.keys import Keys, shown
@@ -44,9 +45,6 @@ MAX_REQUEST_TIMEOUT_S: Final = ANSWER_TTL_S / 2
 #: How long the id of an immediate job stays unique, unless the caller says otherwise.
 UNIQUE_FOR_S: Final = 86_400
 _MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
-
-#: The most that the server counts to.
-MAX_COUNT: Final = 2**63 - 1
 
 DELAYED, UNIQUE, RELATIVE = 1, 2, 4
 

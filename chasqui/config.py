@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from chasqui.keys import shown
+
 DEFAULT_URL: Final = "redis://127.0.0.1:6379"
 #: The longest time that an option may be, ten years: the server and Python's timers take it.
 MAX_MS: Final = 10 * 365 * 86_400_000
+#: The most that the server counts to.
+MAX_COUNT: Final = 2**63 - 1
 
 #: Username and password; None where there is none.
 Credentials: TypeAlias = tuple[str | None, str | None]
@@ -17,6 +21,20 @@ Credentials: TypeAlias = tuple[str | None, str | None]
 CredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials]]
 #: What a blocking connection takes: an async provider, or a plain function.
 AnyCredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials] | Credentials]
+
+
+def check_int(
+    name: str, value: object, low: int, high: int = MAX_COUNT, *, takes_none: bool = True
+) -> None:
+    """Raise unless an option is an int from `low` to `high`, or None."""
+    if value is None and takes_none:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {shown(value)}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")
 
 
 def check_credential_provider(provider: object) -> None:

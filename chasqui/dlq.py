@@ -9,7 +9,8 @@ from typing import Any, Final
 from chasqui import scripts
 from chasqui._core.command import cut
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.adding import ANSWER_TTL_S, CHUNK_BYTES, CHUNK_JOBS, MAX_COUNT
+from chasqui.adding import ANSWER_TTL_S, CHUNK_BYTES, CHUNK_JOBS
+from chasqui.config import MAX_COUNT
 from chasqui.drafts import unix_ms
 from chasqui.errors import PayloadError
 from chasqui.keys import (

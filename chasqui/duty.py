@@ -4,11 +4,10 @@ import asyncio
 import logging
 from typing import Final
 
-from chasqui.adding import MAX_COUNT
 from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import Connection
 from chasqui.errors import ClosedError
-from chasqui.keys import Keys, shown
+from chasqui.keys import Keys
 from chasqui.leader import RETRY_S, Lease
 
 logger = logging.getLogger(__name__)
@@ -144,16 +143,3 @@ class Standalone:
 
     def _duty(self, connection: Connection) -> Duty:
         raise NotImplementedError
-
-
-def check_count(name: str, value: object, high: int = MAX_COUNT) -> None:
-    """Raise unless an option of a duty is None or an int from 0 to `high`; 0 stands for its
-    default."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < 0:
-        raise ValueError(f"{name} must be at least 1, got {shown(value)}")
-    if value > high:
-        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chasqui._core.reply import ReplyError
-from chasqui.adding import MAX_COUNT
-from chasqui.config import MAX_MS
+from chasqui.config import MAX_MS, check_int
 from chasqui.keys import (
     EVENT,
     EVENT_ATTEMPT,
@@ -24,7 +23,6 @@ from chasqui.keys import (
     EVENT_TS,
     NAME,
     Keys,
-    shown,
 )
 from chasqui.request import Effect, Plan, commands
 from chasqui.server import exception_for
@@ -70,16 +68,8 @@ class EventLog:
             raise ValueError(
                 f"last_event_id must be '$', '0' or the id of an event, got {last_event_id!r}"
             )
-        for name, value, low, high in (
-            ("block_ms", block_ms, 0, MAX_MS),
-            ("count", count, 1, MAX_COUNT),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-            if value < low:
-                raise ValueError(f"{name} must be at least {low}, got {value}")
-            if value > high:
-                raise ValueError(f"{name} must be at most {high}, got {shown(value)}")
+        check_int("block_ms", block_ms, 0, MAX_MS, takes_none=False)
+        check_int("count", count, 1, takes_none=False)
         self._key = keys.events
         self._queue = keys.queue
         #: None: from now on, whenever that will be.

@@ -16,7 +16,6 @@ from chasqui import payload, scripts
 from chasqui.adding import (
     ANSWER_TTL_S,
     CHUNK_JOBS,
-    MAX_COUNT,
     PLAIN,
     Added,
     AddOptions,
@@ -25,6 +24,7 @@ from chasqui.adding import (
     Numbering,
     check_all,
 )
+from chasqui.config import MAX_COUNT
 from chasqui.durable import confirmed, wait_words
 from chasqui.errors import (
     NotSupportedError,

@@ -17,9 +17,9 @@ from typing import Any, Final
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
-from chasqui.config import MAX_MS, CredentialProvider
+from chasqui.config import MAX_MS, CredentialProvider, check_int
 from chasqui.connection import Connection
-from chasqui.duty import Duty, Standalone, check_count
+from chasqui.duty import Duty, Standalone
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
@@ -269,10 +269,10 @@ class Promoter(Standalone):
         metrics: MetricsSink | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "promoter", credential_provider)
-        check_count("poll_interval_ms", poll_interval_ms, MAX_MS)
-        check_count("promote_batch", promote_batch)
-        check_count("max_stream_len", max_stream_len)
-        check_count("lock_ttl_secs", lock_ttl_secs, MAX_MS // 1000)
+        check_int("poll_interval_ms", poll_interval_ms, 0, MAX_MS)
+        check_int("promote_batch", promote_batch, 0)
+        check_int("max_stream_len", max_stream_len, 0)
+        check_int("lock_ttl_secs", lock_ttl_secs, 0, MAX_MS // 1000)
         if holder_id is not None:
             check_text(holder_id, "holder_id")
         default = PromoterConfig()

@@ -18,9 +18,9 @@ from chasqui import scripts
 from chasqui._core.envelope import encode_envelope
 from chasqui._core.reply import ReplyError
 from chasqui._core.ulid import UlidFactory
-from chasqui.config import MAX_MS, CredentialProvider
+from chasqui.config import MAX_MS, CredentialProvider, check_int
 from chasqui.connection import Connection
-from chasqui.duty import Duty, Standalone, check_count
+from chasqui.duty import Duty, Standalone
 from chasqui.keys import FIRED, RETRY, SPEC, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
@@ -276,10 +276,10 @@ class Scheduler(Standalone):
         credential_provider: CredentialProvider | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "scheduler", credential_provider)
-        check_count("tick_interval_ms", tick_interval_ms, MAX_MS)
-        check_count("batch", batch)
-        check_count("max_stream_len", max_stream_len)
-        check_count("lock_ttl_secs", lock_ttl_secs, MAX_MS // 1000)
+        check_int("tick_interval_ms", tick_interval_ms, 0, MAX_MS)
+        check_int("batch", batch, 0)
+        check_int("max_stream_len", max_stream_len, 0)
+        check_int("lock_ttl_secs", lock_ttl_secs, 0, MAX_MS // 1000)
         if holder_id is not None:
             check_text(holder_id, "holder_id")
         default = SchedulerConfig()

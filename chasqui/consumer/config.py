@@ -6,8 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chasqui.adding import MAX_COUNT
-from chasqui.config import MAX_MS
+from chasqui.config import MAX_COUNT, MAX_MS, check_int
 from chasqui.consumer.decide import Limits
 from chasqui.keys import DEFAULT_GROUP, check_text, shown
 
@@ -23,6 +22,8 @@ SHUTDOWN_DEADLINE_S: Final = 30.0
 #: Prefetched envelopes may take this much memory.
 PREFETCH_BYTES: Final = 32 << 20
 EVENTS_KEPT: Final = 100_000
+#: Each slot is a task of its own, opened when the worker starts.
+MAX_CONCURRENCY: Final = 100_000
 
 
 def default_consumer_id() -> str:
@@ -58,7 +59,6 @@ class ConsumerConfig:
 
     def __post_init__(self) -> None:
         for name, low in (
-            ("concurrency", 1),
             ("read_block_ms", 1),
             ("read_count", 1),
             ("claim_min_idle_ms", 100),
@@ -71,6 +71,7 @@ class ConsumerConfig:
         ):
             high = MAX_MS if name.endswith("_ms") else MAX_COUNT
             check_int(name, getattr(self, name), low, high)
+        check_int("concurrency", self.concurrency, 1, MAX_CONCURRENCY, takes_none=False)
         check_int("max_attempts", self.limits.max_attempts, 1)
         check_int("max_deliveries", self.limits.max_deliveries, 1)
         for name in ("group", "consumer_id"):
@@ -94,15 +95,3 @@ def make_config(
     """A config from keyword arguments as users write them: None means the default."""
     given = {name: value for name, value in options.items() if value is not None}
     return ConsumerConfig(limits=Limits(max_attempts, max_deliveries), **given)
-
-
-def check_int(name: str, value: object, low: int, high: int = MAX_COUNT) -> None:
-    """Raise unless the value is None or an int from `low` to `high`."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    if value > high:
-        raise ValueError(f"{name} must be at most {high}, got {shown(value)}")

@@ -13,9 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
-from chasqui.adding import MAX_COUNT
-from chasqui.config import MAX_MS
-from chasqui.consumer.config import check_int
+from chasqui.config import MAX_COUNT, MAX_MS, check_int
 from chasqui.consumer.pool import Place, Pool, ProcessPool
 from chasqui.consumer.runs import within
 from chasqui.errors import UnrecoverableError

@@ -175,6 +175,7 @@ async def test_a_name_without_handler_is_buried(queue: Queue, start: Start, dead
         ({"handler": print, "default": print}, TypeError),
         ({"handler": print, "concurrency": 0}, ValueError),
         ({"handler": print, "concurrency": True}, TypeError),
+        ({"handler": print, "concurrency": 100_001}, ValueError),
         ({"handler": print, "max_attempts": 0}, ValueError),
         ({"handler": print, "claim_min_idle_ms": 5}, ValueError),
         ({"handler": print, "result_ttl_ms": 0}, ValueError),
