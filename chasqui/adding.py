@@ -97,7 +97,7 @@ class Batch:
     @property
     def is_chunk(self) -> bool:
         """Whether all of it goes into one chunk."""
-        return len(self.slices()) == 1
+        return len(self.payloads) <= CHUNK_JOBS and len(self.slices()) == 1
 
     def immediate(self, part: slice | None = None) -> int:
         """How many of its jobs go straight into the stream; by our clock, where one decides."""
@@ -325,9 +325,9 @@ class Numbering:
 
     def _page_keys(self, producer_id: str, page: int) -> list[bytes]:
         """The keys of a plain chunk, the same for all of a page."""
-        last, of = self._page, (producer_id, page)
-        if last is None or last[0] != of:  # in one go: other threads are here too
-            last = self._page = of, [self._keys.stream, self._keys.applied(*of)]
+        last, asked = self._page, (producer_id, page)
+        if last is None or last[0] != asked:  # in one go: other threads are here too
+            last = self._page = asked, [self._keys.stream, self._keys.applied(*asked)]
         return last[1]
 
     def _identity(self) -> tuple[str, "itertools.count[int]"]:

@@ -178,7 +178,7 @@ class Connection:
         self._enqueue(request)
 
     def send(self, request: Request, outcome: Outcome) -> None:
-        """The same without waiting for the end of the turn; only after `check_owner` in it."""
+        """The same without waiting for the end of the turn, by who has asked `check_owner`."""
         assert self._loop is not None
         self._take(request, outcome, self._loop)
         link = self._link

@@ -260,9 +260,12 @@ class Producer:
         ids: list[str] = []
         part = slice(0, len(batch.payloads))
         added: asyncio.Future[Any] = loop.create_future()
-        connection.send(self.plans.numbering.chunk(batch, part, PLAIN, now_ms, ids), added)
-        jobs = batch.jobs(ids, now_ms)  # while the server works on them
-        await added
+        try:
+            connection.send(self.plans.numbering.chunk(batch, part, PLAIN, now_ms, ids), added)
+            jobs = batch.jobs(ids, now_ms)  # while the server works on them
+            await added
+        finally:
+            added.cancel()  # unless it is done: nobody waits for it any more
         return jobs
 
     def _next_turn(self) -> Turn:
@@ -287,6 +290,7 @@ class Producer:
         batch = Batch(turn.payloads, turn.names, None, retries)
         turn.created_at_ms = now_ms = time.time_ns() // 1_000_000
         try:
+            self.connection.check_owner()  # a fork may lie between the turn's begin and its end
             request = self.plans.numbering.chunk(batch, slice(0, count), PLAIN, now_ms, turn.ids)
             self.connection.send(request, turn)
         except Exception as error:

@@ -449,7 +449,7 @@ class Queue:
         return await self._run(self._producer.plans.obliterate(DEFAULT_GROUP, force=force))
 
     def _run(self, plan: Plan[T], connection: Connection | None = None) -> Awaitable[T]:
-        # No coroutine of its own: a bulk of 50 feels each one on its way.
+        # No coroutine of its own: each one on the way is felt.
         self._check_open()
         return (connection or self._producer.connection).run(plan)
 

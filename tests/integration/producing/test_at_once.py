@@ -112,6 +112,29 @@ def test_an_async_queue_made_before_a_fork(
     assert (redis.xlen(keys.stream), redis.zcard(keys.delayed)) == (3, 3)
 
 
+def test_a_child_that_goes_on_in_its_parents_loop_adds_nothing(
+    server: Any, queue_name: str, redis: redis_py.Redis, keys: Keys
+):
+    async def add_around_a_fork() -> int:
+        async with Queue(queue_name, redis_url=server.url) as queue:
+            await queue.add("n", 0)
+            adding = asyncio.create_task(queue.add("n", 1))
+            await asyncio.sleep(0)  # it is to leave at the end of this turn
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for _ in range(3):
+                        await asyncio.sleep(0)
+                finally:
+                    os._exit(0)
+            _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 (the child is alone with the loop)
+            await adding
+            return status
+
+    assert asyncio.run(add_around_a_fork()) == 0
+    assert redis.xlen(keys.stream) == 2
+
+
 def _add_unique(url: str, name: str, start: Any, out: Any) -> None:
     async def main() -> int:
         async with Queue(name, redis_url=url) as queue:
