@@ -138,7 +138,7 @@ class Supervisor:
     def _start(self, place: Place) -> None:
         """Start a process; where the system has none to give, later: the others live on."""
         taken = [other.consumer_id for other in self._places if other.process is not None]
-        place.consumer_id, place.started_s = None, time.monotonic()
+        place.started_s = time.monotonic()
         try:
             ours, theirs = self._spawn.Pipe()
             try:
@@ -162,13 +162,13 @@ class Supervisor:
                 extra={"error": str(error)},
             )
         else:
-            place.process, place.line = process, ours
+            place.process, place.line, place.consumer_id = process, ours, None
 
     def _put_off(self, place: Place) -> float:
         """How long until the next start, the longer the more of them failed one after the other."""
         lived_s = time.monotonic() - place.started_s
         place.deaths = 1 if lived_s >= HEALTHY_S else place.deaths + 1
-        delay_s = min(RESTART_MAX_S, RESTART_MIN_S * 2.0 ** (place.deaths - 1))
+        delay_s = min(RESTART_MAX_S, RESTART_MIN_S * 2.0 ** min(place.deaths - 1, 10))
         place.start_at_s = time.monotonic() + delay_s
         return delay_s
 
