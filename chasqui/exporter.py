@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint
-from chasqui.errors import ChasquiError, ServerError
+from chasqui.errors import ChasquiError
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics.prometheus import QueueCollector, QueueReading
 from chasqui.plans import Counts, Plans
@@ -58,7 +58,8 @@ class Exporter:
         }
         self._registry = registry
         self._collector = QueueCollector(self.read)
-        self._logged_s = -LOG_EVERY_S
+        #: When each queue that cannot be read was last complained of.
+        self._logged_s: dict[str, float] = {}
         self._serving: list[tuple[WSGIServer, Thread]] = []
         registry.register(self._collector)
 
@@ -69,27 +70,27 @@ class Exporter:
         return int(server.server_address[1])
 
     def read(self) -> list[QueueReading]:
-        """The queues as they are now, but for those that the server will not let us read; its
-        refusal is raised if it refuses all of them."""
+        """The queues as they are now, but for those that cannot be read; raises why if that is so
+        of all of them."""
         readings: list[QueueReading] = []
-        refusal: ServerError | None = None
+        failure: ChasquiError | None = None
+        deadline_s = time.monotonic() + SCRAPE_TIMEOUT_S
         for plans in self._plans:
             try:
                 readings.append(self._connection(plans).run(self._reading(plans)))
-            except ServerError as error:
-                refusal = error
-                self._complain(plans.keys.queue, error)
             except ChasquiError as error:
+                failure = error
                 self._complain(plans.keys.queue, error)
-                raise
-        if refusal is not None and not readings:
-            raise refusal
+                if time.monotonic() >= deadline_s:  # the others would only wait as long
+                    break
+        if failure is not None and not readings:
+            raise failure
         return readings
 
     def _complain(self, queue: str, error: ChasquiError) -> None:
         now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = now_s
+        if now_s - self._logged_s.get(queue, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._logged_s[queue] = now_s
             logger.warning("queue %s cannot be read: %s", queue, error, extra={"queue": queue})
 
     def close(self) -> None:

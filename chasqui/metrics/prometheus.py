@@ -7,7 +7,7 @@ dashboards made for it go on working; `chasqui_` are ours.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -110,6 +110,8 @@ class Families:
 
 
 _families: WeakKeyDictionary[CollectorRegistry, Families] = WeakKeyDictionary()
+#: Held while a registry's are made.
+_lock = threading.Lock()
 
 
 class PrometheusSink(MetricsSink):
@@ -127,10 +129,11 @@ class PrometheusSink(MetricsSink):
         duration_buckets_s: Sequence[float] = DURATION_BUCKETS_S,
     ) -> None:
         labels = () if queue is None else ("queue",)
-        families = _families.get(registry)
-        if families is None:
-            families = _families[registry] = Families(registry, labels, duration_buckets_s)
-        elif families.labels != labels:
+        with _lock:
+            families = _families.get(registry)
+            if families is None:
+                families = _families[registry] = Families(registry, labels, duration_buckets_s)
+        if families.labels != labels:
             raise ValueError(
                 "the sinks of one registry must all have a queue, or none of them: "
                 "give this one a CollectorRegistry of its own"
@@ -141,12 +144,14 @@ class PrometheusSink(MetricsSink):
         self._is_leader = False
 
     def watch(self, worker: "Watched") -> None:
-        """Also tell, when scraped, how a worker is doing, from its `run` on. Several that have the
-        same labels are told as one: their sums, and the longest of their times."""
+        """Also tell, when scraped, how a worker is doing, from its `run` on until it is closed.
+        Several that have the same labels are told as one: their sums, and the longest of their
+        times."""
         families = self._families
-        if families.workers is None:
-            families.workers = WorkerCollector(families.labels)
-            self._registry.register(families.workers)
+        with _lock:
+            if families.workers is None:
+                families.workers = WorkerCollector(families.labels)
+                self._registry.register(families.workers)
         families.workers.add(worker, self._queue.values())
 
     # ── What a sink gets ────────────────────────────────────────────────────────────────────────
@@ -210,83 +215,109 @@ class Watched(Protocol):
 
     def health(self) -> HealthLike | None: ...
     @property
+    def is_running(self) -> bool: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
 
 
-class WorkerCollector(Collector):
-    """Reads the health of workers when scraped; those with the same labels are told as one."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
-        self._workers: list[tuple[Watched, tuple[str, ...]]] = []
-
-    def add(self, worker: Watched, labels: Iterable[str]) -> None:
-        self._workers.append((worker, tuple(labels)))
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        told: dict[tuple[str, ...], list[list[float]]] = {}
-        for worker, labels in self._workers[:]:
-            if (health := worker.health()) is not None:
-                readings = [getattr(health, one.of) for one in WORKER_GAUGES]
-                told.setdefault(labels, []).append([*readings, _loop_lag_s(worker)])
-        if not told:
-            return
-        for i, one in enumerate((*WORKER_GAUGES, LOOP_LAG)):
-            family: Any = one.kind(f"chasqui_worker_{one.name}", one.text, labels=self._names)
-            for labels, every in told.items():
-                family.add_metric(list(labels), one.together(readings[i] for readings in every))
-            yield family
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerGauge:
-    """One number of a worker's health."""
-
-    name: str
-    #: The attribute that has it.
-    of: str
-    text: str
-    #: What several workers come to.
-    together: Callable[[Iterable[float]], float] = sum
-    kind: type[Any] = GaugeMetricFamily
-
-
-WORKER_GAUGES: Final = (
-    WorkerGauge("running", "running", "Handlers that run now."),
-    WorkerGauge("prefetched", "prefetched", "Jobs in hand, not begun."),
-    WorkerGauge(
-        "lease_losses",
-        "lost",
-        "Jobs that other workers took over while this one had them.",
-        kind=CounterMetricFamily,
-    ),
-    WorkerGauge(
+#: Of each gauge of a worker: its name, the reading it shows, what it is, what several come to.
+WORKER_GAUGES: Final[tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...]] = (
+    ("running", "running", "Handlers that run now.", sum),
+    ("prefetched", "prefetched", "Jobs in hand, not begun.", sum),
+    (
         "last_read_age_seconds",
         "last_read_age_s",
         "Since a read of the stream last came back.",
         max,
     ),
-    WorkerGauge(
+    (
         "oldest_run_seconds",
         "oldest_running_s",
         "How long the longest run has been going on.",
         max,
     ),
 )
-LOOP_LAG: Final = WorkerGauge("loop_lag_seconds", "", "How late the event loop is.", max)
 
 
-def _loop_lag_s(worker: Watched) -> float:
-    """How long the loop takes to answer. Asked from its own thread, it cannot be late."""
-    loop = worker.loop
-    if loop is None or loop.is_closed() or asyncio._get_running_loop() is loop:
+class WorkerCollector(Collector):
+    """Reads the health of workers when scraped; those with the same labels are told as one, and
+    those that were closed no longer."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._workers: list[tuple[Watched, tuple[str, ...]]] = []
+        #: Leases that closed workers lost: a counter never falls.
+        self._lost: dict[tuple[str, ...], int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, worker: Watched, labels: Iterable[str]) -> None:
+        with self._lock:
+            if all(worker is not other for other, _ in self._workers):
+                self._workers.append((worker, tuple(labels)))
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        workers, lost = self._open()
+        told: dict[tuple[str, ...], list[HealthLike]] = {}
+        lags_s: dict[tuple[str, ...], float] = {}
+        asked: dict[asyncio.AbstractEventLoop | None, float] = {None: 0.0}
+        for worker, labels in workers:
+            if (health := worker.health()) is None:
+                continue
+            told.setdefault(labels, []).append(health)
+            lost[labels] = lost.get(labels, 0) + health.lost
+            loop = worker.loop
+            if loop not in asked:
+                asked[loop] = _lag_s(loop)
+            lags_s[labels] = max(lags_s.get(labels, 0.0), asked[loop])
+        for name, reading, text, together in WORKER_GAUGES:
+            values = {
+                labels: together(getattr(health, reading) for health in every)
+                for labels, every in told.items()
+            }
+            yield from self._family(GaugeMetricFamily, name, text, values)
+        text = "Jobs that other workers took over while these had them."
+        yield from self._family(CounterMetricFamily, "lease_losses", text, lost)
+        text = "How late the event loop is."
+        yield from self._family(GaugeMetricFamily, "loop_lag_seconds", text, lags_s)
+
+    def _open(self) -> tuple[list[tuple[Watched, tuple[str, ...]]], dict[tuple[str, ...], int]]:
+        """Who is not closed, and what the others have lost. One that ended by itself is not closed:
+        that it does not read is to be seen."""
+        with self._lock:
+            open_ones = []
+            for worker, labels in self._workers:
+                if not worker.is_closed or worker.is_running:
+                    open_ones.append((worker, labels))
+                elif (health := worker.health()) is not None:
+                    self._lost[labels] = self._lost.get(labels, 0) + health.lost
+            self._workers = open_ones
+            return open_ones[:], dict(self._lost)
+
+    def _family(
+        self, kind: type[Any], name: str, text: str, values: Mapping[tuple[str, ...], float]
+    ) -> Iterator[Metric]:
+        if values:
+            family: Any = kind(f"chasqui_worker_{name}", text, labels=self._names)
+            for labels, value in values.items():
+                family.add_metric(list(labels), value)
+            yield family
+
+
+def _lag_s(loop: asyncio.AbstractEventLoop | None) -> float:
+    """How long a loop takes to answer. Asked from its own thread, it cannot be late."""
+    if loop is None or asyncio._get_running_loop() is loop:
         return 0.0
     answered = threading.Event()
     started_s = time.perf_counter()
-    loop.call_soon_threadsafe(answered.set)
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:  # it is closed
+        return 0.0
     answered.wait(LOOP_LAG_MAX_S)
     return time.perf_counter() - started_s
 

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis as redis_py
@@ -196,6 +197,7 @@ class Watched:
     """A worker as the sink sees it."""
 
     loop = None
+    is_running, is_closed = True, False
 
     def __init__(self, running: int, oldest_running_s: float) -> None:
         self._health = SimpleNamespace(
@@ -213,7 +215,8 @@ class Watched:
 def test_workers_of_one_queue_are_told_as_one(registry: CollectorRegistry) -> None:
     """Prometheus takes no series twice."""
     sink = PrometheusSink(registry=registry, queue="mail")
-    for worker in (Watched(2, 4.0), Watched(3, 1.0)):
+    first, second = Watched(2, 4.0), Watched(3, 1.0)
+    for worker in (first, second, second):
         sink.watch(worker)
     PrometheusSink(registry=registry, queue="shop").watch(Watched(7, 9.0))
     text = generate_latest(registry).decode()
@@ -224,6 +227,13 @@ def test_workers_of_one_queue_are_told_as_one(registry: CollectorRegistry) -> No
     assert seen["chasqui_worker_lease_losses_total", mail] == 2
     assert seen["chasqui_worker_oldest_run_seconds", mail] == 4.0
     assert seen["chasqui_worker_running", (("queue", "shop"),)] == 7
+    first.is_running = False
+    assert scrape(registry)["chasqui_worker_running", mail] == 5, "it ended by itself: to be seen"
+    first.is_closed = True
+    seen = scrape(registry)
+    assert seen["chasqui_worker_running", mail] == 3
+    assert seen["chasqui_worker_oldest_run_seconds", mail] == 1.0
+    assert seen["chasqui_worker_lease_losses_total", mail] == 2, "a counter never falls"
 
 
 def test_a_worker_is_watched_before_there_is_a_loop(
@@ -254,7 +264,7 @@ def test_a_worker_is_watched_before_there_is_a_loop(
     seen = asyncio.run(work())
     assert seen["chasqui_worker_running", ()] == 1
     assert seen["chasqui_worker_loop_lag_seconds", ()] > 0
-    assert scrape(registry)["chasqui_worker_loop_lag_seconds", ()] == 0  # that loop is closed
+    assert ("chasqui_worker_loop_lag_seconds", ()) not in scrape(registry)  # it was closed
 
 
 # ── Queues without a worker ─────────────────────────────────────────────────────────────────────
@@ -313,6 +323,17 @@ async def test_a_queue_that_cannot_be_read_does_not_hide_others(
     assert gauges(seen, queue_name)["chasqui_queue_waiting"] == 3
     assert gauges(seen, broken) == {}
     assert f"queue {broken} cannot be read" in caplog.text
+    with redis_py.Redis.from_url(server.url) as client:
+        rights = {"passwords": "+pass", "keys": [f"*{queue_name}}}*"], "commands": ["+@all"]}
+        client.acl_setuser(queue_name, enabled=True, **rights)
+        user = urlsplit(server.url)._replace(netloc=f"{queue_name}:pass@127.0.0.1:{server.port}")
+        names = [f"{queue_name}-forbidden", queue_name]
+        with Exporter(names, redis_url=user.geturl(), registry=registry):
+            seen = await asyncio.to_thread(scrape, registry)
+        client.acl_deluser(queue_name)
+    assert seen["chasqui_up", ()] == 1
+    assert gauges(seen, queue_name)["chasqui_queue_waiting"] == 3
+    assert f"queue {queue_name}-forbidden cannot be read" in caplog.text
     with Exporter([broken], redis_url=server.url, registry=registry):
         assert await asyncio.to_thread(scrape, registry) == {("chasqui_up", ()): 0}
 

@@ -25,6 +25,7 @@ METRIC = re.compile(r"\bchasqui(?:mq)?_[a-z0-9_]+")
 
 class Worker:
     loop = None
+    is_running, is_closed = True, False
 
     def health(self) -> Health:
         return Health(True, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0)
