@@ -26,7 +26,8 @@ AnyCredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials]
 def check_int(
     name: str, value: object, low: int, high: int = MAX_COUNT, *, takes_none: bool = True
 ) -> None:
-    """Raise unless an option is an int from `low` to `high`, or None."""
+    """Raise unless an option is an int from `low` to `high`, or None where it takes that: most
+    have a default that it stands for."""
     if value is None and takes_none:
         return
     if isinstance(value, bool) or not isinstance(value, int):

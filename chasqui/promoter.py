@@ -269,6 +269,7 @@ class Promoter(Standalone):
         metrics: MetricsSink | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "promoter", credential_provider)
+        # 0 stands for the default, as None does.
         check_int("poll_interval_ms", poll_interval_ms, 0, MAX_MS)
         check_int("promote_batch", promote_batch, 0)
         check_int("max_stream_len", max_stream_len, 0)

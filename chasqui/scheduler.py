@@ -276,6 +276,7 @@ class Scheduler(Standalone):
         credential_provider: CredentialProvider | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "scheduler", credential_provider)
+        # 0 stands for the default, as None does.
         check_int("tick_interval_ms", tick_interval_ms, 0, MAX_MS)
         check_int("batch", batch, 0)
         check_int("max_stream_len", max_stream_len, 0)

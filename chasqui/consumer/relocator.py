@@ -38,7 +38,7 @@ from chasqui.tracing import carried_by
 
 logger = logging.getLogger(__name__)
 
-#: What one script moves at most: it holds the server up.
+#: What one script moves at most, in entries and bytes of envelopes: it holds the server up.
 MOVE_BATCH: Final = 100
 MOVE_BYTES: Final = 1 << 20
 AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
@@ -95,7 +95,6 @@ class Relocator:
         self._is_due = False
         self._empty = asyncio.Event()
         self._empty.set()
-        self._again_s = AGAIN_MIN_S
         self._complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
@@ -120,13 +119,18 @@ class Relocator:
     def run_once(self) -> int:
         """Send the moves that have gathered; how many there were."""
         self._is_due = False
-        moves, self._moves = self._moves, []
+        moves = self._moves
         retries = [move for move in moves if move.delay_ms is not None]
         burials = [move for move in moves if move.delay_ms is None]
+        batches: list[MoveBatch] = []
         for kind in (retries, burials):
             envelopes = [move.entry.envelope or b"" for move in kind]
-            for part in cut(envelopes, MOVE_BATCH, MOVE_BYTES):
-                self._post(MoveBatch(self, kind[part]))
+            parts = cut(envelopes, MOVE_BATCH, MOVE_BYTES)
+            batches += (MoveBatch(self, kind[part]) for part in parts)
+        self._inflight.update(batches)
+        self._moves = []
+        for batch in batches:
+            self._post(batch)
         return len(moves)
 
     async def drain(self) -> None:
@@ -134,7 +138,6 @@ class Relocator:
         await self._empty.wait()
 
     def _post(self, batch: "MoveBatch") -> None:
-        self._inflight.add(batch)
         try:
             batch.request = self._request(batch.moves)
             self._connection.post(batch.request, batch)
@@ -183,7 +186,6 @@ class Relocator:
         return fields
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
-        self._again_s = AGAIN_MIN_S
         lost = []
         # After a repeat a missing entry may well be one that the first try moved.
         was_repeated = batch.was_repeated or (
@@ -219,8 +221,8 @@ class Relocator:
             entries=len(batch.moves),
         )
         batch.was_repeated = True
-        asyncio.get_running_loop().call_later(self._again_s, self._again, batch)
-        self._again_s = min(self._again_s * 2, AGAIN_MAX_S)
+        asyncio.get_running_loop().call_later(batch.again_s, self._again, batch)
+        batch.again_s = min(batch.again_s * 2, AGAIN_MAX_S)
 
     def _again(self, batch: "MoveBatch") -> None:
         if batch in self._inflight:
@@ -230,13 +232,15 @@ class Relocator:
 class MoveBatch:
     """Moves on their way; takes their reply."""
 
-    __slots__ = ("_relocator", "moves", "request", "was_repeated")
+    __slots__ = ("_relocator", "again_s", "moves", "request", "was_repeated")
 
     def __init__(self, relocator: Relocator, moves: list[Move]) -> None:
         self._relocator = relocator
         self.moves = moves
         self.request: Request | None = None
         self.was_repeated = False
+        #: How long to wait before it is tried again.
+        self.again_s = AGAIN_MIN_S
 
     def done(self) -> bool:
         return False
