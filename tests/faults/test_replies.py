@@ -55,13 +55,14 @@ def test_garbage_into_a_live_connection(connection: str) -> None:
 async def test_a_link_that_is_kept_after_garbage_is_caught(
     connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broken answer, and all that come behind it, are no use to anybody."""
+    """The broken answer, and all that come behind it, are no use to anybody: mostly nothing comes
+    any more, and now and then what was meant for another."""
     monkeypatch.setattr(Link, "abort", lambda self: None)
     seed, tally = Seed(), garbage.Tally()
     with garbage.server(seed.seed) as url, garbage.at_once():
         connection = connect(url, request_timeout_s=0.3)
         await garbage.into_asyncio(connection, tally, INPUTS, seed.random)
-    assert tally.failed == 1
+    assert tally.failed + tally.mismatched == 1
 
 
 async def announce(
