@@ -1,5 +1,6 @@
 """Real servers for every test, one process of each kind per run; nothing is ever flushed."""
 
+import gc
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent in _SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are not to be looked through each time that one collects garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
