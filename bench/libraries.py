@@ -86,7 +86,7 @@ LIBRARIES = {
             "the limit",
             OURS,
             JOBS | {"bulk": 300_000, "drain": 200_000},
-            frozenset({"bulk50", "bulk1000", "drain"}),
+            frozenset({"bulk50", "bulk50_ready", "bulk1000", "bulk1000_ready", "drain"}),
         ),
         Library(
             "floor",

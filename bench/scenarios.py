@@ -109,12 +109,18 @@ def memory(stage: Stage, library: Library, n: int) -> Data:
 
 FOR_VALKEY = frozenset({"chasqui", "arq", "saq", "streaq", "taskiq"})
 MIXED = adding("mixed", size=1000)
+#: Whose bulk add takes the caller's list as it is.
+OF_LISTS = frozenset({"chasqui", "chasquimq", "limit"})
 
 SCENARIOS = [
     Scenario("single", "add, one at a time", 1, adding("single"), "single"),
     Scenario("gather", "add, 100 tasks at once", 2, adding("gather"), "gather"),
     Scenario("bulk50", "bulk add, 50 a call", 3, adding("bulk", size=50), "bulk"),
+    Scenario("bulk50_ready", "the same, of a list that is there", 3,
+             adding("bulk", size=50, ready=True), "bulk", libraries=OF_LISTS),
     Scenario("bulk1000", "bulk add, 1000 a call", 4, adding("bulk", size=1000), "bulk"),
+    Scenario("bulk1000_ready", "the same, of a list that is there", 4,
+             adding("bulk", size=1000, ready=True), "bulk", libraries=OF_LISTS),
     Scenario("mixed", "bulk 1000 with options per job", 5, MIXED, "mixed"),
     Scenario("drain", "drain, 100 slots, no events", 6, draining(), "drain"),
     Scenario("drain_events", "drain, 100 slots, events", 7, draining(events=True), "drain",

@@ -26,10 +26,16 @@ class ChasquiApi(Peer):
         await self._queue.add("welcome", data, **self._options)
 
     async def add_bulk(self, every: list[Data]) -> None:
+        await self._queue.add_bulk(self.entries(every))
+
+    def entries(self, every: list[Data]) -> list[Data]:
         jobs: list[Data] = [{"name": "welcome", "data": data} for data in every]
         if self._options:
             jobs = [{**job, **self._options} for job in jobs]
-        await self._queue.add_bulk(jobs)
+        return jobs
+
+    async def add_entries(self, entries: list[Data]) -> None:
+        await self._queue.add_bulk(entries)
 
     async def add_mixed(self, every: list[Data]) -> None:
         number = next(self._numbers)

@@ -60,6 +60,13 @@ class Peer:
     async def add_bulk(self, every: list[Data]) -> None:
         raise Unsupported("no bulk add")
 
+    def entries(self, every: list[Data]) -> list[Any]:
+        """What its bulk add takes for these jobs."""
+        raise Unsupported("no bulk add of a list")
+
+    async def add_entries(self, entries: list[Any]) -> None:
+        raise Unsupported("no bulk add of a list")
+
     async def add_mixed(self, every: list[Data]) -> None:
         """Add jobs in bulk that have options of their own: attempts, backoff, delay, id."""
         raise Unsupported("no bulk add with options per job")
@@ -125,12 +132,17 @@ async def gather(peer: Peer, n: int, body_bytes: int = 0) -> Data:
     return meter.spent(n)
 
 
-async def bulk(peer: Peer, n: int, size: int, body_bytes: int = 0) -> Data:
+async def bulk(peer: Peer, n: int, size: int, body_bytes: int = 0, ready: bool = False) -> Data:
+    """`ready`: the caller's list is there before the clock runs, as prebuilt bytes are."""
     every = payloads(1, body_bytes) * size if body_bytes else [PAYLOAD] * size
     await peer.add_bulk(every)
+    entries = peer.entries(every) if ready else []
     meter = Meter(peer.url)
     for _ in range(n // size):
-        await peer.add_bulk(every)
+        if ready:
+            await peer.add_entries(entries)
+        else:
+            await peer.add_bulk(every)
     return meter.spent(n // size * size)
 
 

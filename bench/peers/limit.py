@@ -68,7 +68,7 @@ def frames(n: int, size: int, body_bytes: int) -> Iterator[tuple[bytes, int]]:
         yield b"".join(request.frame for request in requests), sum(r.count for r in requests)
 
 
-def bulk(url: str, n: int, size: int, body_bytes: int = 0) -> Data:
+def bulk(url: str, n: int, size: int, body_bytes: int = 0, ready: bool = True) -> Data:
     wire = Wire(url)
     wire.command("SCRIPT", "LOAD", scripts.ADD.source)
     calls = list(frames(n, size, body_bytes))

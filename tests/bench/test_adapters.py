@@ -70,11 +70,11 @@ def test_every_delayed_job_runs(empty: Stage, library: Library):
     assert run(empty, library, "delayed", 100)["n"] == 100
 
 
-@pytest.mark.parametrize("scenario", ["single", "gather", "bulk50"])
+@pytest.mark.parametrize("scenario", ["single", "gather", "bulk50", "bulk50_ready"])
 def test_what_was_added_can_be_run(empty: Stage, library: Library, scenario: str):
     """As many jobs are in the queue as the scenario says, beyond those it warmed up with."""
     told = run(empty, library, scenario)
-    extra = {"single": 20, "gather": 100, "bulk50": 50}[scenario]
+    extra = {"single": 20, "gather": 100, "bulk50": 50, "bulk50_ready": 50}[scenario]
     counted = empty.call(library, "count", n=told["n"] + extra)
     assert counted["count"] == told["n"] + extra
 
