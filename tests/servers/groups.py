@@ -172,12 +172,18 @@ class Cluster(_Group):
         return int(ask(self.members[0].port, f"CLUSTER KEYSLOT {key}")[1:])
 
     def owner(self, key: str) -> Server:
-        """The node that serves a key."""
-        return next(
-            member
-            for member in self.members
-            if not ask(member.port, f"EXISTS {key}").startswith("-MOVED")
-        )
+        """The node that serves a key, once one does: on a busy machine they may think for a moment
+        that the cluster is down, and then none says whose a slot is."""
+        serving: list[Server] = []
+
+        def is_served() -> bool:
+            for member in self.members:
+                if ask(member.port, f"EXISTS {key}").startswith((":", "-ASK")):
+                    serving.append(member)
+            return bool(serving)
+
+        _wait(is_served)
+        return serving[0]
 
     def fail_over(self, replica: Server) -> None:
         """Make a replica the primary; return when it has begun."""
