@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import cut, evalsha_jobs, shared
+from chasqui._core.options import DELAYED, RELATIVE, draw_delayed_ids
 from chasqui._core.ulid import UlidFactory
 from chasqui.config import MAX_COUNT
 from chasqui.errors import OutcomeUnknownError
@@ -45,8 +46,6 @@ MAX_REQUEST_TIMEOUT_S: Final = ANSWER_TTL_S / 2
 #: How long the id of an immediate job stays unique, unless the caller says otherwise.
 UNIQUE_FOR_S: Final = 86_400
 _MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
-
-DELAYED, UNIQUE, RELATIVE = 1, 2, 4
 
 #: One for the process: ids of all producers rise together.
 ulids = UlidFactory()
@@ -84,11 +83,8 @@ class Batch:
 
     def draw_delayed_ids(self, now_ms: int, kinds: list[int]) -> None:
         """Ids of delayed jobs are part of their keys, so they must be known before the frame."""
-        ids = self.ids if self.ids is not None else [None] * len(self.payloads)
-        self.ids = [
-            ulids.next(now_ms) if job_id is None and kind & DELAYED else job_id
-            for job_id, kind in zip(ids, kinds, strict=True)
-        ]
+        ids: list[str | None] = self.ids or [None] * len(self.payloads)
+        self.ids = draw_delayed_ids(ulids, now_ms, kinds, ids)
 
     def slices(self, most_jobs: int = CHUNK_JOBS) -> list[slice]:
         """The batch cut into chunks."""
@@ -289,7 +285,8 @@ class Numbering:
                 keys.delayed,
                 keys.flags(producer_id, number),
                 keys.wake,
-                *_job_keys(keys, kinds, part_ids, is_traced=bool(batch.trace)),
+                *([keys.traces] if batch.trace else ()),
+                *keys.of_jobs(kinds, part_ids, is_traced=bool(batch.trace)),
             ]
             arguments = [
                 ANSWER_TTL_S,
@@ -340,25 +337,6 @@ class Numbering:
             for other in self._own.keys() - {pid}:
                 self._own.pop(other, None)  # a child may get the pid of one that is gone
         return own
-
-
-def _job_keys(
-    keys: Keys, kinds: list[int], ids: list[str | None], *, is_traced: bool
-) -> Iterator[bytes]:
-    """The keys of each job's own, in the order in which the script takes them."""
-    if is_traced:
-        yield keys.traces
-    for kind, job_id in zip(kinds, ids, strict=True):
-        if kind & DELAYED:
-            assert job_id is not None
-            yield keys.didx(job_id)
-            if is_traced:
-                yield keys.trace(job_id)
-        if kind & UNIQUE:
-            assert job_id is not None
-            yield keys.unique(job_id)
-            yield keys.dlid(job_id)
-            yield keys.result(job_id)
 
 
 def check_all(replies: list[Any], *, had_some: bool) -> None:

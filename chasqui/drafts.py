@@ -12,8 +12,9 @@ from typing import Any, Final, Required, TypeAlias, TypedDict
 from chasqui import payload
 from chasqui._core.backoff import MAX_DELAY_MS
 from chasqui._core.envelope import encode_retry
+from chasqui._core.options import DELAYED, RELATIVE, UNIQUE, read_options
 from chasqui._core.payload import pack_rows
-from chasqui.adding import DELAYED, RELATIVE, UNIQUE, Batch
+from chasqui.adding import Batch
 from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
 from chasqui.keys import check_job_id, check_job_name, shown
@@ -116,7 +117,7 @@ def bulk(
 
 
 def _take_options(
-    batch: Batch, entries: Sequence[Mapping[str, Any]], special: list[int], max_delay_s: int
+    batch: Batch, entries: list[Mapping[str, Any]], special: list[int], max_delay_s: int
 ) -> None:
     total = len(batch.payloads)
     ids: list[str | None] = [None] * total
@@ -125,36 +126,42 @@ def _take_options(
     # What was encoded before, by the attempts and the very object that says the backoff; that is
     # kept here, so that no other gets its address.
     encoded: dict[tuple[int | None, int], tuple[bytes | None, object]] = {}
-    for i in special:
-        entry = entries[i]
-        get = entry.get
+    ahead_ms = _most_ahead_ms(max_delay_s)
+    at, count = 0, len(special)
+    while at < count:
+        i = special[at]
         try:
-            if not entry.keys() <= _OPTIONS:
-                unknown = next(option for option in entry if option not in _OPTIONS)
-                raise ValueError(f"unknown option {unknown!r}")
-            if get("repeat") is not None or get("missed_fires") is not None:
-                raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
-            delay_ms, delay = get("delay_ms"), get("delay")
-            if delay_ms is not None or delay is not None:
-                kinds[i], dues[i] = due_of(delay_ms, delay, max_delay_s)
-            if (job_id := get("job_id")) is not None:
-                ids[i] = check_job_id(job_id)
-                kinds[i] |= UNIQUE
-            attempts, backoff = get("attempts"), get("backoff")
-            if attempts is not None or backoff is not None:
-                known = (attempts, id(backoff))
-                if attempts is not None and type(attempts) is not int:
-                    retries[i] = retry_of(attempts, backoff)
-                else:
-                    if known not in encoded:
-                        encoded[known] = retry_of(attempts, backoff), backoff
-                    retries[i] = encoded[known][0]
+            ids[i], retries[i], kinds[i], dues[i] = _options_of(entries[i], max_delay_s, encoded)
         except Exception as error:
             raise _at(i, error) from None
+        at = read_options(entries, special, at + 1, ahead_ms, encoded, ids, retries, kinds, dues)
     if any(retries):
         batch.retries = retries
     if any(kinds):
         batch.ids, batch.kinds, batch.dues = ids, kinds, dues
+
+
+def _options_of(
+    entry: Mapping[str, Any],
+    max_delay_s: int,
+    encoded: dict[tuple[int | None, int], tuple[bytes | None, object]],
+) -> tuple[str | None, bytes | None, int, int]:
+    """What one entry says: id, retry, kind and due time."""
+    get = entry.get
+    if not entry.keys() <= _OPTIONS:
+        unknown = next(option for option in entry if option not in _OPTIONS)
+        raise ValueError(f"unknown option {unknown!r}")
+    if get("repeat") is not None or get("missed_fires") is not None:
+        raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
+    kind, due = due_of(get("delay_ms"), get("delay"), max_delay_s)
+    if (job_id := get("job_id")) is not None:
+        job_id = check_job_id(job_id)
+        kind |= UNIQUE
+    attempts, backoff = get("attempts"), get("backoff")
+    retry = retry_of(attempts, backoff)
+    if retry is not None and (attempts is None or type(attempts) is int):
+        encoded[attempts, id(backoff)] = retry, backoff
+    return job_id, retry, kind, due
 
 
 def refuse_unrepeated(delay_ms: object, delay: object, unique_for: object) -> None:
@@ -241,9 +248,14 @@ def unix_ms(moment: datetime) -> int:
 
 
 def _check_ahead(ahead_ms: int, max_delay_s: int) -> None:
-    limit_s = min(max_delay_s or MAX_DELAY_MS, MAX_DELAY_MS // 1000)
-    if ahead_ms > limit_s * 1000:
+    most_ms = _most_ahead_ms(max_delay_s)
+    if ahead_ms > most_ms:
+        limit_s = most_ms // 1000
         raise ValueError(f"delay {shown(ahead_ms // 1000)} s exceeds max_delay_secs {limit_s}")
+
+
+def _most_ahead_ms(max_delay_s: int) -> int:
+    return min(max_delay_s or MAX_DELAY_MS, MAX_DELAY_MS // 1000) * 1000
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

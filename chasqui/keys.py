@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from chasqui._core.options import job_keys
+
 # Fields of entries in the stream and in the dead-letter queue
 ENVELOPE: Final = b"d"
 NAME: Final = b"n"
@@ -123,6 +125,13 @@ class Keys:
     def trace(self, job_id: str) -> bytes:
         """The key of the trace that a delayed job belongs to."""
         return self.traces + b":" + job_id.encode()
+
+    def of_jobs(self, kinds: list[int], ids: list[str | None], *, is_traced: bool) -> list[bytes]:
+        """The keys of their own that new jobs of these kinds have, in the order in which the script
+        takes them."""
+        trace = self.trace("") if is_traced else None
+        named = self.unique(""), self.dlid(""), self.result("")
+        return job_keys(kinds, ids, self.didx(""), trace, *named)
 
     def repeat_spec(self, spec_key: str) -> bytes:
         """The key of the hash that holds one repeat spec."""

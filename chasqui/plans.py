@@ -156,10 +156,11 @@ class Plans:
             self._unless_full(reply, options)
         if not added.jobs:
             added.jobs = batch.jobs(added.ids, added.created_at_ms)
-        if batch.kinds is not None:
-            flags = (flag for reply in replies for flag in reply)
-            for job, flag in zip(added.jobs, flags, strict=bool(added.jobs)):
-                job.is_new = flag == ord("1")
+        if batch.kinds is not None and added.jobs:
+            flags = b"".join(replies)
+            if flags != b"1" * len(added.jobs):  # as they are made, all are new
+                for job, flag in zip(added.jobs, flags, strict=True):
+                    job.is_new = flag == ord("1")
         return added
 
     def _unless_full(self, reply: Any, options: AddOptions) -> Any:

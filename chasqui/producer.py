@@ -6,13 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from chasqui import dlq, repeatables
-from chasqui.adding import (
-    CHUNK_BYTES,
-    PLAIN,
-    UNIQUE,
-    Batch,
-    check_request_timeout,
-)
+from chasqui._core.options import UNIQUE
+from chasqui.adding import CHUNK_BYTES, PLAIN, Batch, check_request_timeout
 from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of

@@ -19,6 +19,7 @@ cdef class UlidFactory:
 
     cdef int begin(self) except -1
     cdef int step(self, uint64_t now_ms) except -1
+    cdef str take(self, uint64_t now_ms)
     cdef bytes _fresh(self)
     cdef void _draw(self) noexcept
     cdef void _write(self) noexcept

@@ -35,8 +35,7 @@ cdef class UlidFactory:
     def next(self, uint64_t now_ms):
         """One id, as a str of 26 characters."""
         self.begin()
-        self.step(now_ms)
-        return self.text[:ULID_CHARS].decode("ascii")
+        return self.take(now_ms)
 
     cdef int begin(self) except -1:
         """Before a run of steps: notice a fork."""
@@ -80,6 +79,11 @@ cdef class UlidFactory:
         else:
             raise OverflowError("no ULID is left")
         return 0
+
+    cdef str take(self, uint64_t now_ms):
+        """Move to the next id; it."""
+        self.step(now_ms)
+        return self.text[:ULID_CHARS].decode("ascii")
 
     cdef bytes _fresh(self):
         """Random bytes for the pool. Other threads may run meanwhile."""

@@ -12,7 +12,8 @@ from pyspark.sql import types
 
 from chasqui._core.envelope import check_msgpack
 from chasqui._core.maps import pack_maps
-from chasqui.adding import DELAYED, UNIQUE, Batch
+from chasqui._core.options import DELAYED, UNIQUE
+from chasqui.adding import Batch
 from chasqui.drafts import retry_of
 from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.keys import check_job_id, check_job_name, check_queue_name

@@ -39,6 +39,7 @@ from chasqui._core.envelope import (
     encode_retry,
 )
 from chasqui._core.maps import pack_maps
+from chasqui._core.options import draw_delayed_ids, job_keys, read_options
 from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import Builder, ProtocolError, ReplyReader
 from chasqui._core.ulid import UlidFactory
@@ -73,6 +74,14 @@ SUBCLASSED = {
 }
 PACKED = msgpack.packb(VALUE)
 ROWS = [{"name": "n", "data": VALUE}] * 3 + [None]
+OPTIONS = [
+    {"name": "n", "data": 1, "attempts": 3, "job_id": "i" * 40},
+    {"name": "n", "data": 1, "delay_ms": 99},
+    {"name": "n", "data": 1, "attempts": 10**12},
+]
+EMPTY: tuple[list[Any], list[Any]] = [None] * 3, [None] * 3
+ZEROS = [0] * 3, [0] * 3
+KNOWN: dict[tuple[int | None, int], tuple[bytes | None, object]] = {(3, id(None)): (b"r", None)}
 
 BUFFER, ULIDS = CommandBuffer(), UlidFactory()
 READER = ReplyReader()
@@ -168,6 +177,10 @@ CALLS: dict[str, Callable[[], object]] = {
     "pack subclasses": lambda: pack([SUBCLASSED] * 3, 1 << 20),
     "pack much": lambda: pack(["x" * 100_000], 1 << 20),
     "pack_rows": lambda: pack_rows(ROWS, 0, 99, [], [], [], []),
+    "read_options": lambda: read_options(OPTIONS, [0, 1, 2], 0, 99, KNOWN, *EMPTY, *ZEROS),
+    "draw_delayed_ids": lambda: draw_delayed_ids(ULIDS, NOW_MS, [1, 0, 1], [None, None, "i" * 40]),
+    "job_keys": lambda: job_keys([1, 2], ["i" * 40, "é"], b"a", b"b", b"c", b"d", b"e"),
+    "job_keys, wrong": lambda: job_keys([1, 2], ["i" * 40, None], b"a", b"b", b"c", b"d", b"e"),
     "unpack": lambda: unpack(PACKED),
     "unpack, broken": lambda: unpack(PACKED[:-1]),
     "unpack, wrong key": lambda: unpack(b"\x92\xa5hello\x81\xcd\x40\x00\x01"),
