@@ -46,6 +46,8 @@ MAX_REQUEST_TIMEOUT_S: Final = ANSWER_TTL_S / 2
 #: How long the id of an immediate job stays unique, unless the caller says otherwise.
 UNIQUE_FOR_S: Final = 86_400
 _MAX_UNIQUE_FOR_S: Final = 10 * 365 * 86_400
+#: What turns kinds as bytes into their digits.
+_DIGITS: Final = bytes(range(ord("0"), ord("8"))).ljust(256)
 
 #: One for the process: ids of all producers rise together.
 ulids = UlidFactory()
@@ -294,7 +296,7 @@ class Numbering:
                 full,
                 options.unique_for_s or UNIQUE_FOR_S,
                 options.unique_for_s or 0,
-                "".join(map(str, kinds)),
+                bytes(kinds).translate(_DIGITS),
                 batch.trace,
             ]
         try:
