@@ -153,13 +153,19 @@ def _options_of(
         raise ValueError(f"unknown option {unknown!r}")
     if get("repeat") is not None or get("missed_fires") is not None:
         raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
-    kind, due = due_of(get("delay_ms"), get("delay"), max_delay_s)
+    kind = due = 0
+    if (delay_ms := get("delay_ms")) is not None or get("delay") is not None:
+        kind, due = due_of(delay_ms, get("delay"), max_delay_s)
     if (job_id := get("job_id")) is not None:
         job_id = check_job_id(job_id)
         kind |= UNIQUE
     attempts, backoff = get("attempts"), get("backoff")
-    retry = retry_of(attempts, backoff)
-    if retry is not None and (attempts is None or type(attempts) is int):
+    if attempts is not None and type(attempts) is not int:
+        retry = retry_of(attempts, backoff)
+    elif (known := encoded.get((attempts, id(backoff)))) is not None:
+        retry = known[0]
+    else:
+        retry = retry_of(attempts, backoff)
         encoded[attempts, id(backoff)] = retry, backoff
     return job_id, retry, kind, due
 

@@ -61,8 +61,9 @@ def read_options(list entries not None, list special not None, Py_ssize_t at, lo
                 break
             if ahead_ms:
                 kind = DELAYED | RELATIVE
-        if said.job_id != NULL:
-            if not _is_plain_id(<object>said.job_id):
+        job_id = None if said.job_id == NULL else <object>said.job_id
+        if job_id is not None:
+            if not _is_plain_id(job_id):
                 break
             kind |= UNIQUE
         if said.attempts != NULL or said.backoff != NULL:
@@ -70,15 +71,16 @@ def read_options(list entries not None, list special not None, Py_ssize_t at, lo
             if attempts is not None and not PyLong_CheckExact(attempts):
                 break                           # True is 1, and no number of attempts
             backoff = <PyObject*>None if said.backoff == NULL else said.backoff
+            # To make a tuple may run anybody's finalizer: from here on nothing borrowed is looked at.
             known = encoded.get((attempts, <uintptr_t>backoff))
             if known is None:
                 break
-            retries[i] = (<tuple>known)[0]
+            retries[i] = (<tuple?>known)[0]
         if kind:
             kinds[i] = kind
             dues[i] = ahead_ms
-            if said.job_id != NULL:
-                ids[i] = <object>said.job_id
+            if job_id is not None:
+                ids[i] = job_id
         at += 1
     return at
 
@@ -86,23 +88,43 @@ def read_options(list entries not None, list special not None, Py_ssize_t at, lo
 cdef bint _sort(dict entry, Options* said) noexcept:
     """Which option is which; False if there is one that only the caller knows what to do with."""
     cdef Py_ssize_t at = 0
-    cdef PyObject* next_key
-    cdef PyObject* next_value
+    cdef PyObject* key
+    cdef PyObject* value
     said.attempts = said.backoff = said.delay_ms = said.job_id = NULL
-    while PyDict_Next(entry, &at, &next_key, &next_value):
-        key = <object>next_key
-        if key is "name" or key is "data":
-            continue
-        if key is "attempts":
-            said.attempts = _unless_none(next_value)
-        elif key is "backoff":
-            said.backoff = _unless_none(next_value)
-        elif key is "delay_ms":
-            said.delay_ms = _unless_none(next_value)
-        elif key is "job_id":
-            said.job_id = _unless_none(next_value)
-        else:                                   # also a text that is the same but not the very one
+    while PyDict_Next(entry, &at, &key, &value):
+        if not _put(<object>key, value, said):
             return False
+    return True
+
+
+cdef bint _put(object key, PyObject* value, Options* said) noexcept:
+    """Put the value where it belongs by its key, which mostly is the very text that is written here."""
+    if key is "name" or key is "data":
+        return True
+    if key is "attempts":
+        said.attempts = _unless_none(value)
+    elif key is "backoff":
+        said.backoff = _unless_none(value)
+    elif key is "delay_ms":
+        said.delay_ms = _unless_none(value)
+    elif key is "job_id":
+        said.job_id = _unless_none(value)
+    elif not PyUnicode_CheckExact(key):
+        return False
+    elif <str>key == "name" or <str>key == "data":      # as read from JSON
+        return True
+    elif <str>key == "attempts":
+        said.attempts = _unless_none(value)
+    elif <str>key == "backoff":
+        said.backoff = _unless_none(value)
+    elif <str>key == "delay_ms":
+        said.delay_ms = _unless_none(value)
+    elif <str>key == "job_id":
+        said.job_id = _unless_none(value)
+    else:
+        return <object>value is None and (
+            <str>key == "delay" or <str>key == "repeat" or <str>key == "missed_fires"
+        )
     return True
 
 

@@ -1,5 +1,7 @@
 """Options of a bulk read by the core: the same as one by one, wherever they begin to be unusual."""
 
+import gc
+import json
 from collections import UserDict
 from typing import Any
 
@@ -8,7 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chasqui import drafts
-from chasqui._core.options import DELAYED, RELATIVE, UNIQUE, draw_delayed_ids, job_keys
+from chasqui._core.options import (
+    DELAYED,
+    RELATIVE,
+    UNIQUE,
+    draw_delayed_ids,
+    job_keys,
+    read_options,
+)
 from chasqui._core.ulid import UlidFactory
 from chasqui.keys import Keys
 
@@ -77,6 +86,15 @@ def test_the_names_of_options_may_be_other_objects(entries: list[dict[str, Any]]
     assert read(copied) == read(entries)
 
 
+def test_entries_from_json_take_the_short_way() -> None:
+    text = json.dumps([{"name": "n", "data": 1, "job_id": f"order-{i}"} for i in range(3)])
+    ids: list[str | None] = [None] * 3
+
+    read = read_options(json.loads(text), [0, 1, 2], 0, 99, {}, ids, [None] * 3, [0] * 3, [0] * 3)
+
+    assert (read, ids) == (3, ["order-0", "order-1", "order-2"])
+
+
 def test_a_bulk_holds_what_its_entries_said() -> None:
     entries: list[dict[str, Any]] = [
         {"name": "n", "data": 1, "attempts": 3},
@@ -93,6 +111,42 @@ def test_a_bulk_holds_what_its_entries_said() -> None:
     assert batch.retries is not None
     assert batch.retries[0] == batch.retries[3] is not None
     assert batch.retries[1] is batch.retries[2] is batch.retries[4] is None
+
+
+@pytest.mark.parametrize("extra", range(-3, 6))
+def test_a_finalizer_that_takes_the_id_away_meanwhile(extra: int) -> None:
+    """Whenever it runs, the id is one that was looked at. By the interpreter's release, what is
+    allocated on the way may run it or not."""
+    entry = {"name": "n", "data": 1, "attempts": 3, "job_id": f"order-{10**19 + extra}"}
+    made: list[str] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            entry.pop("job_id", None)
+            made.extend(f"{{bad}}{i:021d}" for i in range(4))  # where the id was, if it is gone
+
+    ids: list[str | None] = [None]
+    retries: list[bytes | None] = [None]
+    entries, special, kinds, dues = [entry], [0], [0], [0]
+    known: dict[tuple[int | None, int], tuple[bytes | None, object]] = {(3, id(None)): (b"r", None)}
+    was_on, threshold = gc.isenabled(), gc.get_threshold()
+    gc.disable()
+    try:
+        Cycle()
+        held = [(object(), i) for i in range(3000)]  # no tuple is left to be used again
+        gc.set_threshold(gc.get_count()[0] + extra)
+        gc.enable()
+        read = read_options(entries, special, 0, 99, known, ids, retries, kinds, dues)
+        gc.disable()
+    finally:
+        gc.set_threshold(*threshold)
+        if was_on:
+            gc.enable()
+    del held
+    assert (read, ids) in ((1, [f"order-{10**19 + extra}"]), (1, [None]))
 
 
 def test_only_delayed_jobs_without_an_id_are_given_one() -> None:
