@@ -39,10 +39,10 @@ types: build ## Check types
 fuzz: build ## Feed the core broken input under the sanitizers
 	@$(BIN)/python -m tests.fuzz
 
-faults: build servers ## Run every fault of the catalogue; the results go to tests/faults/results.json
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m fault --fault-results=tests/faults/results.json $(PYTEST_ARGS)
+faults: build servers ## Run every fault of the catalogue; without PYTEST_ARGS the results are kept
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m fault $(or $(PYTEST_ARGS),--fault-results=tests/faults/results.json)
 
-faults-long: build servers ## Run the faults that need minutes each
+faults-long: build servers ## Run the tests that need minutes each
 	@$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)
 
 chaos: build servers ## Harm producers, workers and a server by a seeded schedule (CHAOS_ARGS="--seed 1")

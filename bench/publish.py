@@ -67,9 +67,10 @@ well), ids counted up in their text (kept), one packed argument for all jobs of 
 0.96 of the rate, not kept), no garbage collection (1.05 to 1.14 of the rate: not ours to switch
 off).""",
     5: """\
-Options are looked at one by one in Python, so that errors can name them. Tried: one look at each
-entry's keys instead of one for each option (kept), a backoff that many share encoded once (kept),
-packing the plain part in C (kept).""",
+What is left is the caller's list, packing, frames with several keys for a job, and the `Job`
+objects. Tried: a backoff that many share encoded once (kept), packing the plain part in C (kept),
+options read and keys made in C, and one by one in Python only what is unusual, so that errors can
+name it (kept: it leaves a third of what the client takes besides the caller's list).""",
     6: """\
 What a job costs is its entry, its payload, a `Job`, and the handler's own coroutine. Tried:
 decoding the payload in the core straight from the envelope (kept), one look at an entry instead of

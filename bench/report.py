@@ -38,8 +38,8 @@ def machine(results: Results) -> list[Block]:
             f"Commit `{about['commit']}`{changed}, {about['at']}. {about['processor']}, "
             f"{about['cores']} cores shared by client and server, {about['memory_gb']} GB, "
             f"{about['system']}. {servers}, nothing on disk. Python {about['python']}, "
-            f"Node {about['node'] or 'none'}. {options['rounds']} rounds, seed {options['seed']}, "
-            f"numbers of jobs divided by {options['fraction']}."
+            f"Node {about['node'] or 'none'}. {options['rounds']} rounds, seed {options['seed']}"
+            + (f", a {options['fraction']}th of the jobs." if options["fraction"] > 1 else ".")
         ),
         Text(f"Versions: {packages}."),
         *stretches(results),

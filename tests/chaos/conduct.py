@@ -74,7 +74,7 @@ class Conductor:
         self._schedule = schedule
         self._kinds = kinds
         self._report = report
-        self._tally = Tally(stage.ledger, stage.jobs)
+        self._tally = Tally(stage.ledger)
         self._records: list[Record] = []
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
@@ -104,12 +104,11 @@ class Conductor:
             thread.join()
         after = Usage.of(stage)
         seconds = time.monotonic() - start_s
-        lives = sum(worker.is_running for worker in stage.workers)
         codes = self._end()
         self._tally.read()
         return judge(
             stage, self._tally, self._records, before or after, after, seconds=seconds,
-            hang=hang, exit_codes=codes, lives=lives, stale=self._stale,
+            hang=hang, exit_codes=codes, stale=self._stale,
         )  # fmt: skip
 
     def _step(self, passed_s: float, per_s: float) -> None:

@@ -148,6 +148,18 @@ def _jobs(numbers: Any) -> list[dict[str, Any]]:
     return [{"name": "work", "data": {"n": n}} for n in numbers]
 
 
+def wrong(told: dict[str, Any]) -> list[str]:
+    """What must not be: a loss where every write is synced before it is answered, or where only the
+    process died and there is a file that it wrote."""
+    return [
+        f"{kind}, {mode}, {crash}: {cell['lost']:,} of {cell['confirmed']:,} confirmed jobs lost"
+        for kind, modes in told.items()
+        for mode, crashes in modes.items()
+        for crash, cell in crashes.items()
+        if (mode == "always" or (MODES[mode] and crash == "kill -9")) and cell.get("lost")
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.durability", description=__doc__)
     parser.add_argument("--server", action="append", choices=list(KINDS))
@@ -159,7 +171,9 @@ def main() -> int:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         _measure_all(arguments, told, console, build_shim(Path(folder)))
-    return 0
+    for line in (found := wrong(told)):
+        console.print(f"[red]✗ {line}[/]", soft_wrap=True)
+    return 1 if found else 0
 
 
 def _measure_all(

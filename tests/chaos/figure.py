@@ -47,27 +47,40 @@ def commit(root: Path = ROOT) -> str:
 
 
 class Figure:
-    """A program `python -m tests.chaos.WORD`, whose result goes to results/WORD.json."""
+    """A program `python -m tests.chaos.WORD`, whose result goes to results/WORD.json, or to one
+    file for each server. One that draws nothing has no seed."""
 
-    def __init__(self, word: str, description: str | None) -> None:
+    def __init__(
+        self,
+        word: str,
+        description: str | None,
+        *,
+        is_seeded: bool = True,
+        is_by_server: bool = False,
+    ) -> None:
         self.word = word
         self.parser = argparse.ArgumentParser(
             prog=f"python -m tests.chaos.{word}", description=description
         )
         self.parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
-        self.parser.add_argument("--seed", type=int, help="a random one unless given")
-        self.parser.add_argument("--json", type=Path, default=RESULTS / f"{word}.json")
+        if is_seeded:
+            self.parser.add_argument("--seed", type=int, help="a random one unless given")
+        self.parser.add_argument("--json", type=Path, help=f"results/{word}.json unless given")
+        self._is_by_server = is_by_server
         self.command = self.commit = ""
         self._console = Console(highlight=False)
         self._began_s = self._said_s = time.monotonic()
 
     def arguments(self) -> argparse.Namespace:
-        """What was asked for; the seed is printed."""
+        """What was asked for; how to repeat it is printed."""
         found = self.parser.parse_args()
-        if found.seed is None:
+        if "seed" in found and found.seed is None:
             found.seed = random.SystemRandom().randrange(1 << 32)
+        if found.json is None:
+            name = f"{self.word}-{found.server}" if self._is_by_server else self.word
+            found.json = RESULTS / f"{name}.json"
         self.command, self.commit = self._repeat(found), commit()
-        self._console.print(f"seed {found.seed}: repeat with [bold]{self.command}[/]")
+        self._console.print(f"repeat with [bold]{self.command}[/]")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
         return found
 

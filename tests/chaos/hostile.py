@@ -1,29 +1,25 @@
 """`python -m tests.chaos.hostile`: broken entries among good ones; all good ones must be done, all
 broken ones buried, and the worker's memory stay about where it was."""
 
-import argparse
 import asyncio
-import json
 import logging
 import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import redis
-from rich.console import Console
 
 from chasqui import Job, Worker
 from chasqui._core.envelope import encode_envelope
 from chasqui.keys import ENVELOPE, NAME, Keys
 from chasqui.payload import encode
 from tests.chaos.conduct import HANG_S
-from tests.chaos.figure import commit
-from tests.servers import KINDS, Server
+from tests.chaos.figure import Figure
+from tests.core.memory import rss_bytes
+from tests.servers import Server
 
-RESULTS = Path(__file__).parent / "results" / "hostile.json"
 QUEUE = "hostile"
 BATCH = 500
 #: What the worker may hold more at its most than when it began.
@@ -83,7 +79,7 @@ async def measure(kind: str, count: int, seed: int) -> dict[str, Any]:
         while (left := client.xlen(keys.stream)) and time.monotonic() - last_s < HANG_S:
             if left != last:
                 last, last_s = left, time.monotonic()
-            rss_mb.append(_rss_mb())
+            rss_mb.append(rss_bytes() / 2**20)
             await asyncio.sleep(0.5)
         seconds = time.monotonic() - start_s
         await worker.close()
@@ -94,10 +90,6 @@ async def measure(kind: str, count: int, seed: int) -> dict[str, Any]:
             "left": client.xlen(keys.stream), "seconds": round(seconds, 1),
             "rss_mb": [round(rss_mb[1]), round(max(rss_mb))],
         }  # fmt: skip
-
-
-def _rss_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
 def wrong(told: dict[str, Any]) -> list[str]:
@@ -112,20 +104,12 @@ def wrong(told: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.hostile", description=__doc__)
-    parser.add_argument("--server", choices=list(KINDS), default="redis-8.6")
-    parser.add_argument("--count", type=int, default=100_000, help="good ones, and broken ones")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    figure = Figure("hostile", __doc__)
+    figure.parser.add_argument("--count", type=int, default=100_000, help="good and broken ones")
+    asked = figure.arguments()
     logging.disable(logging.WARNING)  # of each entry that is buried there is one
-    made_at = {"commit": commit()}
-    told = made_at | asyncio.run(measure(arguments.server, arguments.count, arguments.seed))
-    Console().print(told)
-    arguments.json.write_text(json.dumps(told, indent=1) + "\n")
-    for line in (found := wrong(told)):
-        Console().print(f"[red]✗ {line}[/]")
-    return 1 if found else 0
+    told = asyncio.run(measure(asked.server, asked.count, asked.seed))
+    return figure.end(asked.json, told, wrong(told))
 
 
 if __name__ == "__main__":

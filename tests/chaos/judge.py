@@ -40,7 +40,7 @@ OUTCOMES = ("try", "ok", "unknown", "refused")
 class Tally:
     """What the books say so far, kept up to date while they are written."""
 
-    def __init__(self, ledger: Ledger, jobs: int) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.facts: list[Fact] = []
         self.counts: Counter[str] = Counter()
@@ -126,10 +126,10 @@ class Result:
 
 def judge(
     stage: Stage, tally: Tally, records: list[Record], before: Any, after: Any, *, seconds: float,
-    hang: bool, exit_codes: list[int | None], lives: int, stale: list[Stale],
+    hang: bool, exit_codes: list[int | None], stale: list[Stale],
 ) -> Result:  # fmt: skip
-    """The verdict. `hang`: the queue never came to rest; `lives`: workers that were there then;
-    `stale`: what was seen left alone on the way."""
+    """The verdict. `hang`: the queue never came to rest; `stale`: what was seen left alone on the
+    way."""
     facts = sorted(tally.facts, key=lambda fact: fact.at_s)
     outcomes = tally.by_outcome
     unknown = outcomes["try"] - outcomes["ok"] - outcomes["refused"]

@@ -72,8 +72,11 @@ def commands() -> str:
     runs = [told for prefix in prefixes for told in _runs(prefix)]
     runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
     lines = [_command(told) for told in runs]
-    fuzzed = (_read(RESULTS / "fuzz.json") or {}).values()
-    lines += dict.fromkeys(one["command"].partition(" --only")[0] for one in fuzzed)
+    fuzzed: dict[str, list[str]] = {}
+    for one in (_read(RESULTS / "fuzz.json") or {}).values():
+        command, _, only = one["command"].partition(" --only ")
+        fuzzed.setdefault(command, []).append(only)
+    lines += [" --only ".join([command, *targets]) for command, targets in fuzzed.items()]
     return "\n" + "\n".join(f"    {line}" for line in lines) + "\n\n"
 
 
@@ -211,8 +214,8 @@ def _found_restarts() -> str:
     rounds = sum(told["faults"].values())
     under_load = told["resumed_s"].get("count", 0)  # a job was done after them
     return (
-        f"{4 * rounds} restarts in {rounds} rounds under {told['jobs']:,} jobs, {under_load} of "
-        f"the rounds over before the last job: {told['extra_runs']} extra runs"
+        f"{4 * rounds} restarts in {rounds} rounds under {told['jobs']:,} jobs, in {under_load} of "
+        f"them while there were still jobs to do: {told['extra_runs']} extra runs"
     )
 
 
@@ -250,7 +253,7 @@ def _found_failover() -> str:
     each = [
         f"{name}: {_quantiles(told[name]['took_s'])} of {told[name]['failovers']}, "
         f"{len(told[name]['faults'].get('lost', []))} of {told[name]['confirmed']:,} confirmed "
-        "jobs lost"
+        f"jobs lost, {told[name]['extra_runs']:,} extra runs"
         for name in ("sentinel", "cluster")
     ]
     since = "from when the new primary is one and the old one, where it lives, is none any more"

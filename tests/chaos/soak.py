@@ -188,7 +188,7 @@ def wrong(told: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    figure = Figure(NAME, __doc__)
+    figure = Figure(NAME, __doc__, is_seeded=False, is_by_server=True)
     figure.parser.add_argument("--hours", type=float, default=8.0)
     figure.parser.add_argument(
         "--every", type=float, default=SAMPLE_S, help="seconds between looks"

@@ -3,11 +3,25 @@
 import json
 import re
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chaos import report
+from tests.chaos import (
+    cancels,
+    durability,
+    failovers,
+    garbage,
+    hostile,
+    idle,
+    leases,
+    report,
+    restarts,
+    slots,
+    soak,
+)
 from tests.chaos.figure import commit
 
 RUN = {
@@ -141,3 +155,40 @@ def test_a_fault_counts_as_passed_if_it_did_in_full_wherever_it_ran(results: Pat
 def test_every_figure_has_something_to_tell() -> None:
     ids = [figure["id"] for figure in json.loads((report.RESULTS / "figures.json").read_text())]
     assert ids == [f"G{i}" for i in range(1, 18)]
+
+
+def _kept() -> Iterator[tuple[str, list[str]]]:
+    """What is kept for the figures, each with what its own program says is wrong with it."""
+    for word, program in PROGRAMS.items():
+        for path in sorted(report.RESULTS.glob(f"{word}*.json")):
+            told = json.loads(path.read_text())
+            for name, one in PARTS.get(word, lambda told: {"": told})(told).items():
+                yield f"{path.name} {name}".strip(), program.wrong(one)
+    for path in sorted(report.RESULTS.glob("chaos-*.json")):
+        yield path.name, json.loads(path.read_text())["violations"]
+
+
+PROGRAMS: dict[str, Any] = {
+    "leases": leases, "restarts": restarts, "failovers": failovers, "cancels": cancels,
+    "soak-": soak, "idle": idle, "slots": slots, "hostile": hostile, "garbage": garbage,
+    "durability": durability,
+}  # fmt: skip
+#: Of a result that holds several, each that its program judges.
+PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "failovers": lambda told: {"": {name: told[name] for name in failovers.GROUPS}},
+    "garbage": lambda told: told["connections"],
+    "idle": lambda told: told,
+}
+
+
+def test_no_program_finds_anything_wrong_with_what_it_kept() -> None:
+    kept = dict(_kept())
+    assert len(kept) >= len(PROGRAMS)
+    assert {name: found for name, found in kept.items() if found} == {}
+
+
+def test_what_a_run_of_the_chaos_shows_for_a_figure_is_within_it() -> None:
+    deploys, taken_over = (report._measured(figure) for figure in ("G4", "G5"))
+    assert deploys["violations"] == taken_over["violations"] == []
+    assert deploys["extra_runs"] == 0
+    assert taken_over["taken_over_s"]["p99"] <= taken_over["lease_ms"] / 1000 + 2

@@ -82,7 +82,7 @@ _ENTRIES = {
     51: ("handler forks", "the child does not touch its parent's links"),
     52: ("call cancelled", "the next call gets its own reply"),
     # ── The process ─────────────────────────────────────────────────────────────────────────────
-    53: ("no descriptors, no memory", "an error of ours, and nothing leaks"),
+    53: ("no descriptors, no memory", "an error, Python's own for memory, and the next call works"),
     54: ("interpreter ends in the middle", "no hang and no crash on the way out"),
     55: ("days of work", "memory, descriptors and the server's memory stay flat"),
 }

@@ -57,7 +57,9 @@ class _Results:
     """Gathers the outcome of each fault on each server: the worst of its tests, and "passed in
     part" if not all of them ran.
 
-    A control counts only when it fails: that it passes shows that a check works, not the product.
+    A control counts only when it does not pass: that it does shows that a check works, not the
+    product. Where a process of tests died, or all was broken off, nothing is written: what did not
+    come to be told would be missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,18 +68,23 @@ class _Results:
         self._path = path
         self._commit = commit()
         self._outcomes: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._was_lost = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when not in ("setup", "call", "teardown"):  # of a process that died
+            self._was_lost = True
         if report.when != "call" and report.passed:
             return
         told: list[tuple[str, Any]] = report.user_properties
         servers = {value for name, value in told if name == "server"} or {ANY_SERVER}
         for number, control in (value for name, value in told if name == "fault"):
             for server in servers:
-                if report.failed or not control:
+                if not (control and report.passed):
                     self._outcomes[server][number].add(report.outcome)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if self._was_lost or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
         table: dict[str, Any] = {"commit": self._commit}
         table |= {
             server: {str(number): _worst(found) for number, found in sorted(faults.items())}

@@ -173,6 +173,7 @@ OPERATIONS = {
         Working(Working.is_done, events_enabled=True),
         prepare=waiting("quick", 3),
         check=only_in("stream", []),
+        core=("XACKDEL", "XACK", "XDEL"),
     ),
     "ack with result": Operation(
         Working(Working.is_done, store_results=True),

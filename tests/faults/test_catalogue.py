@@ -41,6 +41,12 @@ def test_control(): pass
 @pytest.mark.fault(6, control=True)
 def test_without_server(): assert False
 
+@pytest.mark.fault(9)
+def test_whose_control_cannot_run(): pass
+
+@pytest.mark.fault(9, control=True)
+def test_control_that_cannot_run(): pytest.skip("no")
+
 @pytest.mark.fault(7)
 @pytest.mark.long
 def test_long(): assert False
@@ -70,18 +76,28 @@ def test_every_fault_has(suite: dict[str, dict[str, list[str]]], role: str) -> N
     assert missing == []
 
 
-def test_results_are_the_worst_of_each_fault_on_each_server(tmp_path: Path) -> None:
-    suite, results = tmp_path / "test_suite.py", tmp_path / "results.json"
-    suite.write_text(SUITE)
+def run(folder: Path, text: str) -> Path:
+    """Run a suite some tests of which fail; where its results are, if there are any."""
+    suite, results = folder / "test_suite.py", folder / "results.json"
+    suite.write_text(text)
     options = ["-p", "tests.faults.plugin", "-n", "2", "--fault-results", str(results)]
-    command = [sys.executable, "-m", "pytest", "-c", str(tmp_path / "none.ini"), *options]
-    (tmp_path / "none.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-c", str(folder / "none.ini"), *options]
+    (folder / "none.ini").write_text("[pytest]\n")
     ran = subprocess.run([*command, str(suite)], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout + ran.stderr
-    found = json.loads(results.read_text())
+    return results
+
+
+def test_a_run_in_which_a_process_died_has_no_results(tmp_path: Path) -> None:
+    dies = "\n@pytest.mark.fault(1)\ndef test_that_dies():\n    import os\n    os._exit(3)\n"
+    assert not run(tmp_path, SUITE + dies).exists()
+
+
+def test_results_are_the_worst_of_each_fault_on_each_server(tmp_path: Path) -> None:
+    found = json.loads(run(tmp_path, SUITE).read_text())
     found.pop("commit")
     assert found == {
-        "any server": {"3": "skipped", "5": "failed", "6": "failed"},
+        "any server": {"3": "skipped", "5": "failed", "6": "failed", "9": "passed in part"},
         "redis-8.6": {"1": "passed", "2": "failed", "8": "passed in part"},
         "valkey-9": {"1": "passed", "2": "passed", "8": "passed"},
     }

@@ -14,7 +14,6 @@ from chasqui import Queue, Worker
 from chasqui.connection import Connection
 from chasqui.errors import (
     AuthenticationError,
-    ChasquiError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
@@ -389,6 +388,7 @@ async def test_what_is_believed_of_the_next_server_is_wrong(
     queue_name: str,
     start_at: Callable[..., Running],
     connect: Callable[..., Connection],
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     profile = await connect(redis_86.url, is_reader=True).connect()
@@ -402,9 +402,13 @@ async def test_what_is_believed_of_the_next_server_is_wrong(
     # Reads that take nothing over are the same everywhere: ten jobs are done before they end.
     monkeypatch.setattr("chasqui.consumer.mercy.MERCY_S", 0.0)
     proxy = make_proxy(redis_86.url)
+    working = asyncio.create_task(work_on_each([redis_86, redis_62], proxy, queue_name, start_at))
+    refused = asyncio.create_task(_until(lambda: "cannot be read: ERR syntax error" in caplog.text))
     try:
-        working = work_on_each([redis_86, redis_62], proxy, queue_name, start_at)
-        left = await asyncio.wait_for(working, 10)
-    except (ChasquiError, TimeoutError):
-        return  # its commands are not even known
-    assert left != [0, 0]
+        await asyncio.wait({working, refused}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert not working.done()
+        assert refused.done()
+    finally:
+        for task in (working, refused):
+            task.cancel()
+        await asyncio.gather(working, refused, return_exceptions=True)
