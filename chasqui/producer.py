@@ -11,7 +11,7 @@ from chasqui.adding import CHUNK_BYTES, PLAIN, Batch, check_request_timeout
 from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
-from chasqui.errors import ClosedError, PayloadTooLargeError
+from chasqui.errors import ClosedError, OutcomeUnknownError, PayloadTooLargeError
 from chasqui.job import Job
 from chasqui.keys import Keys, check_job_id, check_job_name, shown
 from chasqui.plans import Plans
@@ -259,6 +259,10 @@ class Producer:
             connection.send(self.plans.numbering.chunk(batch, part, PLAIN, now_ms, ids), added)
             jobs = batch.jobs(ids, now_ms)  # while the server works on them
             await added
+        except MemoryError as error:
+            if not ids:
+                raise  # nothing was sent
+            raise OutcomeUnknownError("no memory is left for what a bulk answers") from error
         finally:
             added.cancel()  # unless it is done: nobody waits for it any more
         return jobs

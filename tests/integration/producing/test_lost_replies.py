@@ -16,7 +16,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import scripts
-from chasqui.adding import PAGE_BITS
+from chasqui.adding import PAGE_BITS, Batch
 from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.job import RepeatPattern
 from chasqui.keys import Keys
@@ -375,6 +375,24 @@ async def test_a_bulk_that_is_closed_in_its_middle(
     del adding
     gc.collect()
     assert stray == []
+
+
+@pytest.mark.parametrize("count", [3, 300], ids=["one chunk", "several"])
+async def test_a_bulk_for_whose_jobs_there_is_no_memory(
+    make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys, count: int,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """They are made after it was sent: it is not said that nothing was added."""
+
+    def refuse(*_: object) -> list[Any]:
+        raise MemoryError
+
+    queue = make_queue()
+    await queue.add_bulk(_BULK[:1])  # there is a link, and the server has the script
+    monkeypatch.setattr(Batch, "jobs", refuse)
+    with pytest.raises(OutcomeUnknownError):
+        await queue.add_bulk(_BULK[:count])
+    await until(lambda: redis.xlen(keys.stream) == 1 + count)
 
 
 async def test_a_queue_closed_with_adds_in_flight(
