@@ -51,6 +51,18 @@ def test_a_server_without_an_aof_loses_all(tmp_path: Path) -> None:
     assert cell.lost == cell.confirmed > 0
 
 
+def test_a_loss_that_settings_rule_out_is_seen() -> None:
+    cell = {"confirmed": 9, "lost": 1}
+    told = {"redis-8.6": {mode: {"kill -9": cell, "power cut": cell} for mode in durability.MODES}}
+    assert durability.wrong(told) == [
+        "redis-8.6, everysec, kill -9: 1 of 9 confirmed jobs lost",
+        "redis-8.6, always, kill -9: 1 of 9 confirmed jobs lost",
+        "redis-8.6, always, power cut: 1 of 9 confirmed jobs lost",
+        'redis-8.6, everysec, `durable="disk"`, kill -9: 1 of 9 confirmed jobs lost',
+    ]
+    assert durability.wrong({"redis-6.2": {"always": {"power cut": {"missing": "no"}}}}) == []
+
+
 def test_idle_workers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "SETTLE_S", 0.0)
     told = asyncio.run(idle.measure("valkey-9", 2, 4.0))
