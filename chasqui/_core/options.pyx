@@ -90,41 +90,26 @@ cdef bint _sort(dict entry, Options* said) noexcept:
     cdef Py_ssize_t at = 0
     cdef PyObject* key
     cdef PyObject* value
+    cdef str name
     said.attempts = said.backoff = said.delay_ms = said.job_id = NULL
     while PyDict_Next(entry, &at, &key, &value):
-        if not _put(<object>key, value, said):
+        if not PyUnicode_CheckExact(<object>key):
             return False
-    return True
-
-
-cdef bint _put(object key, PyObject* value, Options* said) noexcept:
-    """Put the value where it belongs by its key, which mostly is the very text that is written here."""
-    if key is "name" or key is "data":
-        return True
-    if key is "attempts":
-        said.attempts = _unless_none(value)
-    elif key is "backoff":
-        said.backoff = _unless_none(value)
-    elif key is "delay_ms":
-        said.delay_ms = _unless_none(value)
-    elif key is "job_id":
-        said.job_id = _unless_none(value)
-    elif not PyUnicode_CheckExact(key):
-        return False
-    elif <str>key == "name" or <str>key == "data":      # as read from JSON
-        return True
-    elif <str>key == "attempts":
-        said.attempts = _unless_none(value)
-    elif <str>key == "backoff":
-        said.backoff = _unless_none(value)
-    elif <str>key == "delay_ms":
-        said.delay_ms = _unless_none(value)
-    elif <str>key == "job_id":
-        said.job_id = _unless_none(value)
-    else:
-        return <object>value is None and (
-            <str>key == "delay" or <str>key == "repeat" or <str>key == "missed_fires"
-        )
+        name = <str><object>key
+        if name is "name" or name is "data":    # every entry has them, and mostly these very texts
+            continue
+        if name == "attempts":
+            said.attempts = _unless_none(value)
+        elif name == "backoff":
+            said.backoff = _unless_none(value)
+        elif name == "delay_ms":
+            said.delay_ms = _unless_none(value)
+        elif name == "job_id":
+            said.job_id = _unless_none(value)
+        elif name == "name" or name == "data":
+            continue
+        elif <object>value is not None or not (name == "delay" or name == "repeat" or name == "missed_fires"):
+            return False
     return True
 
 
