@@ -139,7 +139,8 @@ class Connection:
 
     async def _stream(self, requests: Iterable[Request]) -> list[Any]:
         """Send each request as soon as it is made, while the server works on those before; for
-        each its reply or its exception. The first that cannot be sent is the last."""
+        each its reply or its exception. The first that cannot be sent is the last, and so is one
+        behind which there is room only because those before were given up."""
         loop = self.check_owner()
         futures: list[asyncio.Future[Any]] = []
         replies: list[Any] = []
@@ -149,6 +150,8 @@ class Connection:
                 for request in requests:
                     if self.is_congested:
                         await self.room()
+                        if any(one.done() and one.exception() is not None for one in futures):
+                            break
                     future = loop.create_future()
                     self.send(request, future)
                     futures.append(future)

@@ -228,6 +228,26 @@ async def test_no_room_until_the_deadline_is_told(
     assert all(isinstance(reply, UnreachableError) for reply in replies)
 
 
+@pytest.mark.fault(18)
+async def test_nothing_more_is_made_once_what_took_the_room_is_given_up(
+    server: Server, connect: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect(proxy.url, request_timeout_s=20)
+    await connection.connect()
+    proxy.stall()
+    big = "x" * 500_000
+
+    def plan() -> Any:
+        return (
+            yield (commands(("ECHO", big), effect=Effect.READ, timeout_s=0.3) for _ in range(100))
+        )
+
+    replies = await connection.run(plan())
+    assert 2 < len(replies) < 100
+    assert all(isinstance(reply, UnreachableError) for reply in replies)
+
+
 async def test_reads_take_no_new_memory(server: Server, connect: Connect) -> None:
     """Nor do those of the next link."""
     connection = connect(server.url)
