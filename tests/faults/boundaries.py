@@ -65,6 +65,8 @@ class Operation:
     check: Callable[["Scene"], list[str]] = lambda scene: []
     #: Commands that it surely has, or it is not what it says.
     core: tuple[str, ...] = ()
+    #: Commands of which it is broken off at one at least; which, is up to the server.
+    either: tuple[str, ...] = ()
     #: Commands at which it is broken off.
     own: Callable[[str], bool] = is_no_handshake
     #: Whether another process does the same after a death.

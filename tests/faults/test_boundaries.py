@@ -173,7 +173,7 @@ OPERATIONS = {
         Working(Working.is_done, events_enabled=True),
         prepare=waiting("quick", 3),
         check=only_in("stream", []),
-        core=("XACKDEL", "XACK", "XDEL"),
+        either=("XACKDEL", "EVALSHA ack"),
     ),
     "ack with result": Operation(
         Working(Working.is_done, store_results=True),
@@ -234,6 +234,7 @@ def test_nothing_is_lost_or_doubled(
     reached = {boundary.command for boundary in boundaries if boundary not in missed}
     assert reached
     assert {boundary.command for boundary in missed} & set(operation.core) <= reached
+    assert not operation.either or reached & set(operation.either)
 
 
 @pytest.mark.parametrize(
