@@ -27,6 +27,10 @@ DelayMsLike: TypeAlias = int | float | datetime
 RepeatLike: TypeAlias = RepeatPattern | Mapping[str, Any]
 MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
 
+#: What was encoded before, by the attempts and the address of what says the backoff; that is kept
+#: with it, so that no other gets its address.
+_Encoded: TypeAlias = dict[tuple[int | None, int], tuple[bytes | None, object]]
+
 _MAX_ATTEMPTS = 2**32 - 1
 _MAX_BYTES = payload.MAX_BYTES - payload.ENVELOPE_ROOM
 
@@ -123,9 +127,7 @@ def _take_options(
     ids: list[str | None] = [None] * total
     retries: list[bytes | None] = [None] * total
     kinds, dues = [0] * total, [0] * total
-    # What was encoded before, by the attempts and the very object that says the backoff; that is
-    # kept here, so that no other gets its address.
-    encoded: dict[tuple[int | None, int], tuple[bytes | None, object]] = {}
+    encoded: _Encoded = {}
     ahead_ms = _most_ahead_ms(max_delay_s)
     at, count = 0, len(special)
     while at < count:
@@ -144,7 +146,7 @@ def _take_options(
 def _options_of(
     entry: Mapping[str, Any],
     max_delay_s: int,
-    encoded: dict[tuple[int | None, int], tuple[bytes | None, object]],
+    encoded: _Encoded,
 ) -> tuple[str | None, bytes | None, int, int]:
     """What one entry says: id, retry, kind and due time."""
     get = entry.get

@@ -212,39 +212,28 @@ async def test_a_stalled_server_bounds_memory(
 
 
 @pytest.mark.fault(18)
+@pytest.mark.parametrize(
+    ("request_timeout_s", "timeout_s"),
+    [pytest.param(0.5, None, id="no room"), pytest.param(20, 0.3, id="room of what is given up")],
+)
 async def test_no_room_until_the_deadline_is_told(
-    server: Server, connect: Connect, make_proxy: MakeProxy
+    server: Server,
+    connect: Connect,
+    make_proxy: MakeProxy,
+    request_timeout_s: float,
+    timeout_s: float | None,
 ) -> None:
     proxy = make_proxy(server.url)
-    connection = connect(proxy.url, request_timeout_s=0.5)
+    connection = connect(proxy.url, request_timeout_s=request_timeout_s)
     await connection.connect()
     proxy.stall()
+    big = ("ECHO", "x" * 500_000)
 
     def plan() -> Any:
-        return (yield (commands(("ECHO", "x" * 500_000), effect=Effect.READ) for _ in range(100)))
+        return (yield (commands(big, effect=Effect.READ, timeout_s=timeout_s) for _ in range(100)))
 
     replies = await connection.run(plan())
     assert 2 < len(replies) < 100  # what comes after the first that had no room is not made
-    assert all(isinstance(reply, UnreachableError) for reply in replies)
-
-
-@pytest.mark.fault(18)
-async def test_nothing_more_is_made_once_what_took_the_room_is_given_up(
-    server: Server, connect: Connect, make_proxy: MakeProxy
-) -> None:
-    proxy = make_proxy(server.url)
-    connection = connect(proxy.url, request_timeout_s=20)
-    await connection.connect()
-    proxy.stall()
-    big = "x" * 500_000
-
-    def plan() -> Any:
-        return (
-            yield (commands(("ECHO", big), effect=Effect.READ, timeout_s=0.3) for _ in range(100))
-        )
-
-    replies = await connection.run(plan())
-    assert 2 < len(replies) < 100
     assert all(isinstance(reply, UnreachableError) for reply in replies)
 
 
