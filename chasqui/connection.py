@@ -145,12 +145,16 @@ class Connection:
         futures: list[asyncio.Future[Any]] = []
         replies: list[Any] = []
         unsent: list[Exception] = []
+        answered, is_answered = 0, True  # so many have their replies; not if one was given up
         try:
             try:
                 for request in requests:
                     if self.is_congested:
                         await self.room()
-                        if any(one.done() and one.exception() is not None for one in futures):
+                        while is_answered and answered < len(futures) and futures[answered].done():
+                            is_answered = futures[answered].exception() is None
+                            answered += 1
+                        if not is_answered:
                             break
                     future = loop.create_future()
                     self.send(request, future)
