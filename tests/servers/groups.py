@@ -88,8 +88,9 @@ class Watched(_Group):
             self._sentinels = [_Sentinel(kind, *watch) for _ in range(sentinels)]
             self.members += self._sentinels
             # Of themselves they look around every 10 s. What a replica said is old to them after
-            # five pings, and once a primary is down they ask each second.
-            periods = "info-period 100 ping-period 300 publish-period 200"
+            # five pings, and once a primary is down they ask each second. One that got no time for
+            # 2 s trusts itself with nothing for 30.
+            periods = "info-period 100 ping-period 300 publish-period 200 tilt-period 1000"
             for sentinel in self._sentinels:
                 ask(sentinel.port, f"SENTINEL DEBUG {periods}")
             self.wait_until_whole(replicas)
@@ -145,6 +146,11 @@ class Cluster(_Group):
             for i, member in enumerate(primaries):
                 slots = range(SLOTS * i // 3, SLOTS * (i + 1) // 3)  # 6.2 takes no ranges
                 _must(member, f"CLUSTER ADDSLOTS {' '.join(map(str, slots))}")
+            # Nodes of the same epoch settle between themselves who gets the higher one. One that
+            # gets it while it hands over a slot has that slot back, and its new owner deletes the
+            # keys that it was given.
+            for i, member in enumerate(self.members, 1):
+                _must(member, f"CLUSTER SET-CONFIG-EPOCH {i}")
             for other in others:
                 _must(first, f"CLUSTER MEET 127.0.0.1 {other.port}")
             for i, replica in enumerate(self.members[3:]):
