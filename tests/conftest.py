@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remote_servers
 
 pytest_plugins = ["tests.faults.plugin"]
+
+# How long an example takes is the machine's affair: several tests share its cores.
+settings.register_profile("unhurried", settings(), deadline=None)
+settings.load_profile("unhurried")
 
 _REMOTE = {server.name: server for server in remote_servers()}
 _HERE = Path(__file__).parent

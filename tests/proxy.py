@@ -202,6 +202,8 @@ class Proxy:
                 self._links.add(link)
                 self.accepted += 1
                 self._fact.notify_all()
+            if self.is_refusing:  # since it was accepted; who refuses and cuts may have missed it
+                link.cut()
             self._spawn(lambda link=link: self._run(link, self._forward_commands))
             self._spawn(lambda link=link: self._run(link, self._forward_replies))
 

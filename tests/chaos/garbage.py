@@ -4,6 +4,7 @@ that live. The call behind each broken answer must get its own, and nothing may 
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import multiprocessing
 import os
@@ -209,6 +210,7 @@ class Tally:
     @contextlib.contextmanager
     def what_is_left(self) -> Iterator[None]:
         """Notes what this process has more than before. Both times it has a link."""
+        gc.collect()  # what others left behind is not to be freed meanwhile
         grown, files, began_s = rss_bytes(), _descriptors(), time.monotonic()
         yield
         self.seconds = round(time.monotonic() - began_s)

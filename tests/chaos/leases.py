@@ -11,10 +11,11 @@ from typing import Any
 
 from tests.chaos.conduct import HANG_S
 from tests.chaos.figure import Figure, Say, silent
-from tests.crash.conftest import LEASE_MS, Fleet, eventually
+from tests.crash.conftest import Fleet, eventually
 from tests.facts import Fact
 from tests.servers import Server
 
+LEASE_MS = 1000
 LEASES = 4
 #: Workers whose loop nobody blocks, at any moment.
 SPARE = 4
@@ -36,7 +37,9 @@ def measure(
             workers = [f"w{i}" for i in range(processes)]
             for first in range(0, processes, _START):
                 for who in workers[first : first + _START]:
-                    fleet.start(who, concurrency=SLOTS, read_count=1, **start)
+                    fleet.start(
+                        who, concurrency=SLOTS, read_count=1, claim_min_idle_ms=LEASE_MS, **start
+                    )
                 fleet.started(*workers[first : first + _START])
             began_s = time.monotonic()
             names = _feed(fleet, jobs, processes - SPARE, luck, say)

@@ -157,7 +157,7 @@ def test_nothing_grows_while_links_are_cut(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(soak, "CUT_S", 0.5)
     told = asyncio.run(soak.measure("valkey-9", 3, 0.5))
     assert told["links_cut"] > 0
-    assert told["jobs"] > 100
+    assert told["jobs"] > 50
     assert told["rss_mib_at_s"][round(told["last"]["at_s"])] > 0
     assert [line for line in soak.wrong(told) if "memory" not in line] == []  # too short for that
 

@@ -30,7 +30,7 @@ CONCURRENCY = 50
 KILLS = 3
 #: Acks wait for an answer only while a lease is certain. A link on which one was late is dropped,
 #: with the events that are on their way: with a short lease a busy machine makes holes.
-LEASE_MS = 5000
+LEASE_MS = 15_000
 #: Which of a run's facts is told by which event.
 EVENTS = {"end": "completed", "fail": "failed", "died": "failed"}
 

@@ -19,7 +19,7 @@ from tests.ledger import Ledger
 
 SETTINGS = "CRASH_TEST_WORKER"
 #: How often a held handler looks whether its gate is open.
-GATE_POLL_S = 0.01
+GATE_POLL_S = 0.05
 
 
 def make() -> Worker:

@@ -37,7 +37,7 @@ from tests.servers import KINDS, Server
 
 IN_FLIGHT = 20
 WORKERS = ("one", "two", "three")
-LEASE_MS = 2000
+LEASE_MS = 4000
 
 
 @pytest.fixture(params=KINDS)
@@ -280,7 +280,7 @@ async def test_a_workers_clock_jumps_while_jobs_run(
         if job.name == "again" and job.attempt == 0:
             raise ValueError("not yet")
 
-    running = start(handler, claim_min_idle_ms=400, read_block_ms=50)
+    running = start(handler, claim_min_idle_ms=10_000, read_block_ms=50)
     await queue.add("long", None)
     await queue.add("again", None, backoff=50)
     await queue.add("later", None, delay_ms=100)

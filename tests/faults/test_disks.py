@@ -12,7 +12,7 @@ import pytest
 
 from chasqui import sync
 from chasqui.keys import Keys
-from tests.crash.conftest import LEASE_MS, Fleet, eventually
+from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
 from tests.ledger import audit
 from tests.servers import KINDS, Server
@@ -69,7 +69,12 @@ def settle(fleet: Fleet, server: DiskServer, confirms: bool) -> list[int]:
     if confirms:
         return add(fleet, durable="disk")
     added = add(fleet)
-    eventually(lambda: server.has_settled, "the AOF is synced")
+
+    def is_written() -> bool:
+        told = fleet.client.info("persistence")
+        return not told["aof_buffer_length"] and not told["aof_pending_bio_fsync"]
+
+    eventually(lambda: is_written() and server.has_settled, "the AOF is written and synced")
     return added
 
 
@@ -148,7 +153,7 @@ def test_a_power_cut(
     fleet = make_fleet(server.url)
     confirmed = settle(fleet, server, kind in CONFIRMING)
     server.stall()
-    first = fleet.start("first", claim_min_idle_ms=10 * LEASE_MS)
+    first = fleet.start("first", claim_min_idle_ms=30_000)
     fleet.ended(len(confirmed))
     eventually(lambda: not fleet.census().pending, "all is acknowledged")
     add(fleet)

@@ -125,7 +125,7 @@ async def work_while_loading(server: Server, queue_name: str) -> bool:
     with redis_py.Redis.from_url(server.url) as client:
         client.config_set("rdbcompression", "no")
         client.eval(fill, 0)
-        client.config_set("key-load-delay", "20000")
+        client.config_set("key-load-delay", "50000")
         async with Queue(queue_name, redis_url=server.url) as queue:
             await queue.is_paused()
             reloading = asyncio.create_task(
@@ -284,7 +284,9 @@ async def test_a_password_that_is_asked_for_once_is_refused_for_good(
         await rotate(rotated)
 
 
-async def knock(server_url: str, proxy: Proxy, connection: Connection) -> None:
+async def knock(
+    server_url: str, proxy: Proxy, connection: Connection, *, timeout_s: float = 1.0
+) -> None:
     """A server lets nobody in for as long as a call with little time waits for it."""
     await connection.execute("PING", effect=Effect.READ)
     with redis_py.Redis.from_url(server_url) as admin:
@@ -292,7 +294,7 @@ async def knock(server_url: str, proxy: Proxy, connection: Connection) -> None:
         before = proxy.accepted
         proxy.cut()
         patient = connection.submit(commands(("PING",), effect=Effect.READ))
-        hasty = connection.submit(commands(("PING",), effect=Effect.READ, timeout_s=1.0))
+        hasty = connection.submit(commands(("PING",), effect=Effect.READ, timeout_s=timeout_s))
         with pytest.raises(UnreachableError):
             await hasty
         dials = proxy.accepted - before
@@ -329,7 +331,7 @@ async def test_without_a_pause_between_dials_they_are_a_storm(
     server = private_server(kind)
     proxy = make_proxy(server.url)
     with pytest.raises(AssertionError, match="in a hot loop"):
-        await knock(server.url, proxy, connect(proxy.url))
+        await knock(server.url, proxy, connect(proxy.url), timeout_s=4.0)
 
 
 # ── Another server on the same port ─────────────────────────────────────────────────────────────

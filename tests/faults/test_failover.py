@@ -50,7 +50,7 @@ async def test_a_primary_that_is_stopped_and_comes_back(
     async def handler(job: Job) -> None:
         done.append(job.data["n"])
 
-    with Watched(kind) as group:
+    with Watched(kind, down_after_ms=1000) as group:
         running = start_at(group.url, handler, read_block_ms=5000)
         options: dict[str, Any] = {"redis_url": group.url, "durable": "replica"}
         unread = f"{queue_name}-unread"
@@ -110,6 +110,8 @@ def lag(kind: str, private_server: Callable[..., Server], queue_name: str, durab
         eventually(
             lambda: client.info("replication")["master_link_status"] == "up", "it is in step"
         )
+        with redis_py.Redis.from_url(primary.url) as main:
+            eventually(lambda: main.wait(1, 100) == 1, "its primary knows that")
         options: dict[str, Any] = {"durable": "replica"} if durable else {}
         with sync.Queue(queue_name, redis_url=primary.url, **options) as queue:
             queue.add("n", {"n": 0})
@@ -130,7 +132,7 @@ def test_what_the_replica_confirmed_survives(
     queue_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.durable.WAIT_MS", 500)
+    monkeypatch.setattr("chasqui.durable.WAIT_MS", 3000)
     lag(kind, private_server, queue_name, durable=True)
 
 
@@ -295,7 +297,7 @@ def test_a_wait_that_outlives_its_primary_confirms_nothing_that_is_lost(
     """A job reaches a primary that is none any more and does not know it yet; what only that one
     had is gone when it does, and then it is primary again."""
     with Cluster(
-        kind, replicas=1, cluster_node_timeout="1000", repl_diskless_sync_delay="0"
+        kind, replicas=1, cluster_node_timeout="3000", repl_diskless_sync_delay="0"
     ) as group:
         old = group.owner(stream_of(queue_name))
         new = group.members[group.members.index(old) + 3]

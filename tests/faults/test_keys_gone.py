@@ -105,5 +105,5 @@ async def test_made_again_at_the_end_it_passes_over_jobs(
     monkeypatch.setattr(Reader, "_create_group", create_at_the_end)
     server = private_server(kind)
     with pytest.raises(TimeoutError):
-        await lose(harm, server, make_proxy(server.url), queue_name, start_at, 2)
+        await lose(harm, server, make_proxy(server.url), queue_name, start_at, 4)
     assert times > 1

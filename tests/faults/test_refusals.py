@@ -168,7 +168,7 @@ async def test_without_its_answer_a_refusal_reaches_the_caller(
 
 
 #: Renewals wait for a third of it: longer than the server stands still.
-LEASE_MS = 2400
+LEASE_MS = 4500
 STANDSTILLS = pytest.mark.parametrize("how", ["CLIENT PAUSE 600 WRITE", "DEBUG SLEEP 0.6"])
 
 

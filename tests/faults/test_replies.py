@@ -45,6 +45,7 @@ def clean() -> Request:
 
 
 @pytest.mark.fault(44)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("connection", garbage.SHARES)
 def test_garbage_into_a_live_connection(connection: str) -> None:
     """`python -m tests.chaos.garbage` gives millions."""
@@ -60,7 +61,9 @@ async def test_a_link_that_is_kept_after_garbage_is_caught(
     monkeypatch.setattr(Link, "abort", lambda self: None)
     seed, tally = Seed(), garbage.Tally()
     with garbage.server(seed.seed) as url, garbage.at_once():
-        connection = connect(url, request_timeout_s=0.3)
+        connection = connect(url)
+        await connection.connect()
+        connection._request_timeout_s = 0.3
         await garbage.into_asyncio(connection, tally, INPUTS, seed.random)
     assert tally.failed + tally.mismatched == 1
 

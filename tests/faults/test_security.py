@@ -176,7 +176,7 @@ async def test_nothing_shows_the_password(
         told.append(repr(job))
         raise ValueError("as told")
 
-    queue = Queue(queue_name, redis_url=url, request_timeout_s=0.5)
+    queue = Queue(queue_name, redis_url=url, request_timeout_s=2)
     worker = Worker(queue_name, handler, redis_url=url, max_attempts=1, shutdown_deadline_s=1)
     running = asyncio.ensure_future(worker.run())
     await queue.add("n", None)

@@ -262,7 +262,11 @@ async def test_idle_queues_cost_next_to_nothing(
 
     workers = [Worker(f"{queue_name}-{n}", handler, redis_url=proxy.url) for n in range(queues)]
     running = [asyncio.ensure_future(worker.run()) for worker in workers]
-    await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("BLPOP") >= queues)
+
+    def all_idle() -> bool:  # each one's first read does not wait
+        return proxy.count("BLPOP") >= queues and proxy.count("XREADGROUP") >= 2 * queues
+
+    await asyncio.to_thread(proxy.wait_for, all_idle)
     before, cpu_s = len(proxy.commands), time.thread_time()
     await asyncio.sleep(watched_s)  # the rate is the fact
     rate, cpu_s = len(proxy.commands) - before, time.thread_time() - cpu_s

@@ -4,12 +4,13 @@
 import asyncio
 import os
 
-from chasqui import Worker
+from chasqui import Worker, runner
 from chasqui._core.entry import Entry
 from chasqui.consumer import Engine
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.reader import Reader
+from chasqui.errors import ServerError
 from chasqui.request import Effect
 from chasqui.runner import Stop
 from tests.crash.workers import GATE_POLL_S, make, make_without_heartbeat
@@ -48,6 +49,7 @@ def hasty() -> Worker:
         self._completed(entry, entry.job_id, None, started_ns)
         return False
 
+    runner.STOP_NOW_S = 60.0  # type: ignore[misc] - its acks are to go out
     Dispatcher._failed = forgive  # type: ignore[method-assign]
     return make()
 
@@ -55,9 +57,13 @@ def hasty() -> Worker:
 def resigned() -> Worker:
     """Does not send a refused ack again."""
 
+    failed = Acker._failed
+
     def give_up(self: Acker, batch: AckBatch, error: Exception) -> None:
+        if not isinstance(error, ServerError):  # late, not refused
+            return failed(self, batch, error)
         print("acks are refused:", error, flush=True)
-        self._finished(batch, [])
+        return self._finished(batch, [])
 
     Acker._failed = give_up  # type: ignore[method-assign]
     return make()

@@ -102,8 +102,8 @@ def echo(tag: object) -> Request:
     return commands(("ECHO", str(tag)), effect=Effect.READ)
 
 
-def incr(key: str, effect: Effect) -> Request:
-    return commands(("INCR", key), effect=effect)
+def incr(key: str, effect: Effect, **options: Any) -> Request:
+    return commands(("INCR", key), effect=effect, **options)
 
 
 async def until(fact: Callable[[], bool]) -> None:

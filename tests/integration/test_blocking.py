@@ -189,12 +189,12 @@ def test_a_swallowed_reply_ends_at_the_deadline(
     effect: Effect,
 ) -> None:
     proxy = make_proxy(server.url)
-    connection = connect_blocking(proxy.url, request_timeout_s=0.3)
+    connection = connect_blocking(proxy.url)
     connection.connect()
     proxy.fail(Fault.SWALLOW, "INCR", times=100)
     expected = UnreachableError if effect is Effect.READ else OutcomeUnknownError
     with pytest.raises(expected):
-        connection.call(incr(queue_name, effect))
+        connection.call(incr(queue_name, effect, timeout_s=0.3))
     assert connection.call(echo("next")) == b"next"
 
 

@@ -154,8 +154,12 @@ def test_a_fork_while_another_thread_dials_does_not_lock_the_child(
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(5)  # a lock that nobody gives back is waited for until then
-            os._exit(second.call(echo("child")) != b"child")
+            signal.alarm(20)  # a lock that nobody gives back is waited for until then
+            is_wrong = True
+            try:
+                is_wrong = second.call(echo("child")) != b"child"
+            finally:
+                os._exit(is_wrong)
         slow.forked.set()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert waiting.result() == b"parent"

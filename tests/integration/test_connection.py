@@ -214,7 +214,7 @@ async def test_a_stalled_server_bounds_memory(
 @pytest.mark.fault(18)
 @pytest.mark.parametrize(
     ("request_timeout_s", "timeout_s"),
-    [pytest.param(0.5, None, id="no room"), pytest.param(20, 0.3, id="room of what is given up")],
+    [pytest.param(2, None, id="no room"), pytest.param(20, 0.3, id="room of what is given up")],
 )
 async def test_no_room_until_the_deadline_is_told(
     server: Server,

@@ -65,13 +65,13 @@ async def test_a_swallowed_reply_ends_at_the_deadline(
     server: Server, connect: Connect, make_proxy: MakeProxy, queue_name: str, effect: Effect
 ) -> None:
     proxy = make_proxy(server.url)
-    connection = connect(proxy.url, request_timeout_s=0.3)
+    connection = connect(proxy.url)
     await connection.connect()
     proxy.fail(Fault.SWALLOW, "INCR", times=100)
     expected = UnreachableError if effect is Effect.READ else OutcomeUnknownError
     async with asyncio.timeout(10):
         with pytest.raises(expected):
-            await connection.submit(incr(queue_name, effect))
+            await connection.submit(incr(queue_name, effect, timeout_s=0.3))
 
 
 async def test_a_short_deadline_is_kept_beside_a_long_one(
@@ -140,10 +140,11 @@ async def test_a_server_that_breaks_every_link_is_not_dialled_in_a_hot_loop(
     server: Server, connect: Connect, make_proxy: MakeProxy
 ) -> None:
     proxy = make_proxy(server.url)
-    connection = connect(proxy.url, request_timeout_s=1.5)
+    connection = connect(proxy.url)
+    await connection.connect()
     proxy.fail(Fault.CUT_BEFORE, "ECHO", times=1000)
     with pytest.raises(UnreachableError):
-        await connection.submit(echo("x"))
+        await connection.execute("ECHO", "x", effect=Effect.READ, timeout_s=1.5)
     assert 2 <= proxy.accepted <= 8
 
 

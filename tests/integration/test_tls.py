@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,9 +146,9 @@ def test_a_bad_certificate_is_refused_by_the_blocking_connection(
         connect_blocking(url(relay, authority)).execute("PING", effect=Effect.READ)
 
 
-async def _for_ever(connection: Connection) -> None:
+async def _for_ever(connection: Connection, **options: Any) -> None:
     while True:
-        await connection.execute("ECHO", "x", effect=Effect.READ)
+        await connection.execute("ECHO", "x", effect=Effect.READ, **options)
 
 
 @pytest.mark.fault(38)
@@ -158,11 +159,11 @@ async def test_a_renewed_certificate_is_accepted_on_the_next_link(
     """Good, then expired, then renewed; the client is not told."""
     good = tls.make_certificate(folder, authority, "127.0.0.1")
     with tls.TlsRelay(server.port, good) as relay:
-        connection = connect(url(relay, authority), request_timeout_s=1)
+        connection = connect(url(relay, authority))
         assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
         relay.use(bad_certificate(folder, authority, "expired"))
         with pytest.raises(UnreachableError):
-            await _for_ever(connection)  # the old link may live for a moment
+            await _for_ever(connection, timeout_s=1)  # the old link may live for a moment
         relay.use(tls.make_certificate(folder, authority, "127.0.0.1"))
         assert await connection.execute("ECHO", "x", effect=Effect.READ) == b"x"
         await connection.close()

@@ -38,7 +38,7 @@ QUICK = ["redis-8.6", "valkey-9"]
 
 @pytest.fixture(scope="module", params=KINDS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with Cluster(request.param) as group:
+    with Cluster(request.param, cluster_node_timeout="5000") as group:
         yield group
 
 
@@ -275,7 +275,7 @@ async def test_a_user_of_the_cluster_needs_no_password_but_his_rights(
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("kind", QUICK)
 async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
-    with Watched(kind, replicas=1, sentinels=1) as group:
+    with Watched(kind, replicas=1, sentinels=1, down_after_ms=3000) as group:
         connection = connect(group.url, request_timeout_s=ELECTION_S)
         assert await connection.execute("SADD", "all", 0, effect=Effect.IDEMPOTENT) == 1
         old = group.primary
@@ -348,7 +348,7 @@ async def test_sentinels_have_credentials_of_their_own(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     told = []
-    with Watched(kind, replicas=0, sentinels=1) as group:
+    with Watched(kind, replicas=0, sentinels=1, down_after_ms=30_000) as group:
         sentinel, primary = group.members[-1].port, group.primary
         ask(primary.port, "ACL SETUSER ada on >theirs ~* +@all")
         ask(sentinel, f"ACL SETUSER eve on >{CANARY} -@all +sentinel|masters")
@@ -396,7 +396,7 @@ def test_a_node_is_asked_only_if_its_certificate_has_its_name(
 def test_a_sentinel_is_asked_only_if_its_certificate_has_its_name(
     kind: str, queue_name: str, tmp_path: Path
 ) -> None:
-    with Watched(kind, replicas=0, sentinels=1) as group:
+    with Watched(kind, replicas=0, sentinels=1, down_after_ms=30_000) as group:
         where = ("redis+sentinel://{}/mymaster", group.members[-1].port, queue_name, tmp_path)
         assert locate_by_tls(*where, "127.0.0.1") == group.primary.port
         with pytest.raises(UnreachableError, match="certificate"):

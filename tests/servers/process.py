@@ -154,11 +154,23 @@ class Server:
         )
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while self._process.poll() is None and time.monotonic() < deadline_s:
-            if _answers(port):
+            if self._answers():
                 return True
             time.sleep(0.005)
         self.kill()
         return False
+
+    def _answers(self) -> bool:
+        """Whether it is up and has loaded its data; at its socket, as the port may be another's."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1)
+                connection.connect(str(self.socket))
+                connection.sendall(b"PING\r\n")
+                # A server with a password says so instead: it is up all the same.
+                return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
 
     def _command(self, port: int) -> list[str]:
         """The command line of a server on this port."""
@@ -194,14 +206,3 @@ def _free_port() -> int:
                 continue
             return port
     raise ServerStartError("no free port on 127.0.0.1")
-
-
-def _answers(port: int) -> bool:
-    """Whether a server on this port is up and has loaded its data."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(b"PING\r\n")
-            # A server with a password says so instead: it is up all the same.
-            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
-    except OSError:
-        return False

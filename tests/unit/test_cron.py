@@ -375,6 +375,7 @@ def check(transition: Transition) -> None:
 
 @pytest.mark.fault(31)
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_each_kind_of_transition_fires_as_a_walk_minute_by_minute() -> None:
     kinds = {each.shape: each for each in all_transitions()}
     assert len(kinds) > 50

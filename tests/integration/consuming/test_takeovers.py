@@ -18,6 +18,8 @@ from tests.servers import Server
 
 Start = Callable[..., Running]
 LEASE_MS = 400
+#: For entries that nobody but who is told to may take over.
+LONG_MS = 60_000
 
 
 async def fine(job: Job) -> None:
@@ -58,13 +60,16 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
             if job.data == "raise":
                 raise
 
-    running = start(handler, claim_min_idle_ms=LEASE_MS)
+    running = start(handler, claim_min_idle_ms=LONG_MS)
     for data in ("raise", "return"):
         begun.clear()
         job = await queue.add("n", data)
         await running.fact(begun.wait())
         ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
         await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
+        engine = running.worker._engine
+        assert engine is not None
+        engine._heartbeat.beat_now()
         await running.next(JobOutcome)
         assert told.pop() == f"job {job.id} was taken over by another worker"
         ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
@@ -201,7 +206,7 @@ async def test_an_ack_that_waits_takes_nothing_from_a_new_owner(
             begun.set()
             await gate.wait()
 
-    running = start(handler, claim_min_idle_ms=LEASE_MS, events_enabled=False)
+    running = start(handler, claim_min_idle_ms=LONG_MS, events_enabled=False)
     await queue.add("n", "beside")
     await running.fact(begun.wait())
     await queue.add("n", "taken")
@@ -209,8 +214,11 @@ async def test_an_ack_that_waits_takes_nothing_from_a_new_owner(
     _, (entry_id, *_) = await redis("XPENDING", keys.stream, "default", "-", "+", 2)
     await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
     taken = len(beats)
+    engine = running.worker._engine
+    assert engine is not None
 
     async def has_beaten() -> bool:
+        engine._heartbeat.beat_now()
         return len(beats) > taken + 1
 
     await until(has_beaten, "a beat began after that, and is over")

@@ -87,6 +87,8 @@ def pair(
     with redis_py.Redis.from_url(replica.url) as copy:
         copy.replicaof("127.0.0.1", primary.port)
         eventually(lambda: copy.info("replication")["master_link_status"] == "up", "it is in step")
+    with redis_py.Redis.from_url(primary.url) as main:
+        eventually(lambda: main.wait(1, 100) == 1, "its primary knows that")
     return primary, replica
 
 

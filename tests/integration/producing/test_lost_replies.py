@@ -333,7 +333,7 @@ async def test_a_server_that_goes_away_for_good(
     keys: Keys,
 ):
     proxy = make_proxy(server.url)
-    queue = make_queue(redis_url=proxy.url, request_timeout_s=0.5)
+    queue = make_queue(redis_url=proxy.url, request_timeout_s=2)
     await queue.add("n", 0)
     proxy.is_refusing = True
     proxy.fail(Fault.CUT_AFTER, "EVALSHA")
