@@ -125,7 +125,7 @@ async def work_while_loading(server: Server, queue_name: str) -> bool:
     with redis_py.Redis.from_url(server.url) as client:
         client.config_set("rdbcompression", "no")
         client.eval(fill, 0)
-        client.config_set("key-load-delay", "50000")
+        client.config_set("key-load-delay", "20000")
         async with Queue(queue_name, redis_url=server.url) as queue:
             await queue.is_paused()
             reloading = asyncio.create_task(

@@ -62,7 +62,7 @@ class _Sentinel(Server):
     def _command(self, port: int) -> list[str]:
         config = self.directory / "sentinel.conf"
         config.write_text(
-            f"port {port}\nbind 127.0.0.1\ndir {self.directory}\n"
+            f"port {port}\nbind 127.0.0.1\nunixsocket {self.socket}\ndir {self.directory}\n"
             f"sentinel monitor mymaster 127.0.0.1 {self._primary_port} {self._quorum}\n"
             f"sentinel down-after-milliseconds mymaster {self._down_after_ms}\n"
             f"sentinel failover-timeout mymaster {4 * self._down_after_ms}\n"
