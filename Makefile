@@ -23,7 +23,7 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(call tested,not spark,-n 3 --dist worksteal)
+	@$(call tested,not spark,-n 5 --dist worksteal)
 	@$(call tested,spark)
 
 test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
@@ -40,7 +40,7 @@ fuzz: build ## Feed the core broken input under the sanitizers
 	@$(BIN)/python -m tests.fuzz
 
 faults: build servers ## Run every fault of the catalogue; without PYTEST_ARGS the results are kept
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m fault $(or $(PYTEST_ARGS),--fault-results=tests/faults/results.json)
+	@$(BIN)/python -m pytest -n 6 --dist worksteal -m fault $(or $(PYTEST_ARGS),--fault-results=tests/faults/results.json)
 
 faults-long: build servers ## Run the tests that need minutes each
 	@$(BIN)/python -m pytest -m long --timeout 3600 $(PYTEST_ARGS)
@@ -86,8 +86,9 @@ else
 endif
 	@touch $@
 
-# Processes are killed, stopped and raced here, three tests side by side on two cores. One that fails
-# is judged alone, once more: what is broken fails again. A run that ended without a verdict fails.
+# Processes are killed, stopped and raced here, five tests side by side on two cores: mostly they wait.
+# One that fails is judged alone, once more: what is broken fails again. A run that ended without a
+# verdict fails.
 define tested
 $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS) || { \
 	echo "Again, alone, what failed:"; \
