@@ -4,6 +4,9 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 
+# Hundreds of processes are started by the tests: none of them is to compile what another one has.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 STAMP := .venv/.built
 CORE := $(wildcard chasqui/_core/*.pyx chasqui/_core/*.pxd)

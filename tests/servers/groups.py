@@ -1,5 +1,6 @@
 """Several servers that work together on one machine: a primary under Sentinel, and a cluster."""
 
+import math
 import re
 import socket
 import time
@@ -192,8 +193,20 @@ class Cluster(_Group):
         return serving[0]
 
     def fail_over(self, replica: Server) -> None:
-        """Make a replica the primary; return when it has begun."""
-        _must(replica, "CLUSTER FAILOVER")
+        """Make a replica the primary; return when it is. It gives up after 5 s, for want of votes
+        that came too late, and is asked again."""
+        asked_s = -math.inf
+
+        def is_primary() -> bool:
+            nonlocal asked_s
+            if "role:master" in _replication(replica):
+                return True
+            if time.monotonic() - asked_s > 6.0:
+                asked_s = time.monotonic()
+                ask(replica.port, "CLUSTER FAILOVER")
+            return False
+
+        _wait(is_primary)
 
     def start_move(self, slot: int, source: Server, target: Server) -> None:
         """From now on the source answers ASK for keys of the slot that it does not have."""
