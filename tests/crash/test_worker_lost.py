@@ -7,9 +7,8 @@ import pytest
 from tests.crash.conftest import LEASE_MS, Fleet, eventually
 
 LEASE_S = LEASE_MS / 1000
-#: How long after the lease every job of a dead worker must have begun elsewhere: 2 s is what is
-#: promised, and the rest is room for a busy machine.
-TAKE_OVER_S = 5.0
+#: How long after the lease every job of a dead worker must have begun elsewhere.
+TAKE_OVER_S = 2.0
 
 
 @pytest.mark.fault(1)

@@ -197,16 +197,16 @@ class Cluster(_Group):
         that came too late, and is asked again."""
         asked_s = -math.inf
 
-        def is_primary() -> bool:
+        def has_taken_over() -> bool:
             nonlocal asked_s
-            if "role:master" in _replication(replica):
+            if is_primary(replica):
                 return True
             if time.monotonic() - asked_s > 6.0:
                 asked_s = time.monotonic()
                 ask(replica.port, "CLUSTER FAILOVER")
             return False
 
-        _wait(is_primary)
+        _wait(has_taken_over)
 
     def start_move(self, slot: int, source: Server, target: Server) -> None:
         """From now on the source answers ASK for keys of the slot that it does not have."""
