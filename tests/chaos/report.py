@@ -47,13 +47,17 @@ def chaos() -> str:
                 f"{sum(told['faults'].values())} of {len(told['faults'])} kinds",
                 *_verdict(told),
                 f"{told['extra_runs']:,} of {told['extra_bound']:,}",
+                f"{told['overlapping']:,}",
+                f"{told['refused']:,}",
+                f"{told['unknown']:,}, {told['recovered']:,}",
                 _times(told["taken_over_s"]),
                 _times(told["resumed_s"]),
                 f"{_most(told, 'rss_mb')} MB, {_most(told, 'fds')} files",
             ]
         )
     head = ["server", "seed", "jobs", "faults", "lost", "unexpected", "stuck", "without cause",
-            "extra runs of those allowed", "begun elsewhere, p50 / p99 / max",
+            "extra runs of those allowed", "at once in two", "adds refused",
+            "of unknown fate, and recovered", "begun elsewhere, p50 / p99 / max",
             "next job done, p50 / p99 / max", "worker, start → end"]  # fmt: skip
     return _table(head, rows)
 
@@ -71,6 +75,15 @@ def commands() -> str:
     prefixes = ("chaos-", "peer-", "figure-", "soak-")
     runs = [told for prefix in prefixes for told in _runs(prefix)]
     runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
+    runs += [
+        {"command": f"python -m tests.chaos.idle --seconds {told['seconds']:.0f} --server {server}"}
+        | told
+        for server, told in (_read(RESULTS / "idle.json") or {}).items()
+    ]
+    for server, modes in (_read(RESULTS / "durability.json") or {}).items():
+        made_at = {cell.get("commit") for cells in modes.values() for cell in cells.values()}
+        runs.append({"command": f"python -m tests.chaos.durability --server {server}",
+                     "commit": ", ".join(sorted(filter(None, made_at)))})  # fmt: skip
     lines = [_command(told) for told in runs]
     fuzzed: dict[str, list[str]] = {}
     for one in (_read(RESULTS / "fuzz.json") or {}).values():
@@ -233,7 +246,8 @@ def _found_leases() -> str:
     return (
         f"{told['done']:,} handlers of {told['shortest_s']:g} s and more, {told['blocking']:,} of "
         f"them blocking the loop, in {told['processes']} processes with a lease of "
-        f"{told['lease_ms'] / 1000:g} s, some of which always wait: {told['extra_runs']} extra runs"
+        f"{told['lease_ms'] / 1000:g} s on {told['server']}, some of which always wait: "
+        f"{told['extra_runs']} extra runs"
     )
 
 
@@ -241,8 +255,9 @@ def _found_reconnect() -> str:
     told = _result("restarts")
     found, silent = told["recovered_s"], len(told["silent"])
     return (
-        f"{_quantiles(found)} after {told['restarts']:,} restarts and crashes; no job done after "
-        f"{silent} of them; at most {told['most_dials_in_a_second']} dials in a second; "
+        f"{_quantiles(found)} after {told['restarts']:,} restarts and crashes on "
+        f"{told['server']}, after {silent} of which nothing was done; at most "
+        f"{told['most_dials_in_a_second']} dials in a second; "
         f"{told['extra_runs']} extra runs and {len(told['faults'])} faults among "
         f"{told['jobs']:,} jobs"
     )
@@ -257,7 +272,7 @@ def _found_failover() -> str:
         for name in ("sentinel", "cluster")
     ]
     since = "from when the new primary is one and the old one, where it lives, is none any more"
-    return f"{since}: {'; '.join(each)}"
+    return f"on {told['server']}, {since}: {'; '.join(each)}"
 
 
 def _found_fuzz() -> str:
@@ -303,7 +318,7 @@ def _found_slots() -> str:
         f"{told['fires']:,} fires of {told['slots']:,} slots of {told['specs']} specs, through "
         f"{sum(told['faults'].values()) - told['faults'].get('calm', 0)} faults, of them "
         f"{told['faults']['clock_put_forward'] + told['faults'].get('clock_put_back', 0)} jumps of "
-        "the clock; equal at each rest"
+        f"the clock, on {told['server']}; equal at each rest"
     )
 
 
@@ -337,12 +352,12 @@ def _found_hostile() -> str:
     first, most = told["rss_mb"]
     return (
         f"{told['done']:,} of {told['good']:,} good ones done, {told['buried']:,} of "
-        f"{told['broken']:,} broken ones buried, {first} → {most} MB"
+        f"{told['broken']:,} broken ones buried on {told['server']}, {first} → {most} MB"
     )
 
 
 #: The programs that show one figure each, and keep what repeats it.
-WORDS = ("leases", "restarts", "failovers", "cancels", "slots", "garbage")
+WORDS = ("leases", "restarts", "failovers", "cancels", "slots", "garbage", "hostile")
 #: Figures that are worked out from results.
 FOUND: dict[str, Callable[[], str]] = {
     "G1": _found_chaos, "G2": _found_faults, "G4": _found_restarts, "G5": _found_takeover,

@@ -37,7 +37,9 @@ BOOKS = [
         (None, [7, 8]),
         (Record("another was stopped", 10.5, 14.2, struck={"b", "c"}), [7, 8]),
         (Record("it was stopped long before", 1.0, 3.9, struck={"a"}), [7, 8]),
-        (Record("it was stopped after the first", 14.1, 18.0, struck={"a"}), [7]),
+        (Record("it was stopped after both", 14.1, 18.0, struck={"a"}), [7, 8]),
+        (Record("it was stopped long after one", 13.8, 18.0, struck={"a"}), [8]),
+        (Record("it was stopped soon after one", 13.2, 18.0, struck={"a"}), []),
         (Record("it was stopped", 10.2, 14.2, struck={"a"}), []),
     ],
 )

@@ -59,7 +59,9 @@ def test_a_loss_that_settings_rule_out_is_seen() -> None:
         "redis-8.6, always, kill -9: 1 of 9 confirmed jobs lost",
         "redis-8.6, always, power cut: 1 of 9 confirmed jobs lost",
         'redis-8.6, everysec, `durable="disk"`, kill -9: 1 of 9 confirmed jobs lost',
+        'redis-8.6, everysec, `durable="disk"`, power cut: 1 of 9 confirmed jobs lost',
     ]
+    assert len(durability.wrong({"valkey-9": told["redis-8.6"]})) == 4, "its WAITAOF lies"
     assert durability.wrong({"redis-6.2": {"always": {"power cut": {"missing": "no"}}}}) == []
 
 

@@ -63,7 +63,10 @@ def test_what_is_written_by_hand_stays_and_what_is_generated_is_replaced(results
     assert new.startswith("Before.\n<!-- chaos: generated -->\n")
     assert new.endswith("<!-- end -->\nAfter.\n")
     assert "old" not in new
-    assert "| redis-8.6 (8.6.4) | 7 | 1,000 | 3 of 2 kinds | 0 | 0 | 0 | 0 | 12 of 40 |" in new
+    assert (
+        "| redis-8.6 (8.6.4) | 7 | 1,000 | 3 of 2 kinds | 0 | 0 | 0 | 0 | 12 of 40 | 3 | 4 | 6, 1 |"
+        in new
+    )
     assert report.render(new) == new
 
 
