@@ -256,9 +256,11 @@ def _not_done(client: redis.Redis, stream: bytes) -> list[Any]:
 def uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[int]:
     """Jobs that ran again although their run had not failed and nothing had struck its worker.
 
-    A run is struck from its start until a lease after its end, when its acknowledgement is long on
-    its way; a fault strikes from its start until two leases after its end.
+    Two leases on either side count: a run is struck until so long after its end, by when it has
+    long been acknowledged or buried, and a fault strikes runs that begin so soon after it. When the
+    second run comes does not matter.
     """
+    slack_s = 2 * lease_s
     found = []
     running: dict[int, Fact] = {}
     ended_s: dict[int, float] = {}
@@ -267,14 +269,14 @@ def uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[i
         is_its_own = before is not None and before.who == fact.who
         if fact.kind == "fail" and is_its_own:
             del running[fact.n]  # the next run is a planned one
-        elif fact.kind == "end" and is_its_own:
+        elif fact.kind in ("end", "bury") and is_its_own:
             ended_s[fact.n] = fact.at_s
         elif fact.kind == "start":
-            until_s = min(fact.at_s, ended_s.pop(fact.n, math.inf) + lease_s)
+            until_s = min(fact.at_s, ended_s.pop(fact.n, math.inf) + slack_s)
             if before is not None and not any(
                 before.who in record.struck
                 and record.at_s <= until_s
-                and before.at_s <= record.over_s + 2 * lease_s
+                and before.at_s <= record.over_s + slack_s
                 for record in records
             ):
                 found.append(fact.n)

@@ -76,14 +76,19 @@ def commands() -> str:
     runs = [told for prefix in prefixes for told in _runs(prefix)]
     runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
     runs += [
-        {"command": f"python -m tests.chaos.idle --seconds {told['seconds']:.0f} --server {server}"}
+        {
+            "command": f"python -m tests.chaos.idle --queues {told['queues']} "
+            f"--seconds {told['seconds']:.0f} --server {server}"
+        }
         | told
         for server, told in (_read(RESULTS / "idle.json") or {}).items()
     ]
     for server, modes in (_read(RESULTS / "durability.json") or {}).items():
-        made_at = {cell.get("commit") for cells in modes.values() for cell in cells.values()}
-        runs.append({"command": f"python -m tests.chaos.durability --server {server}",
-                     "commit": ", ".join(sorted(filter(None, made_at)))})  # fmt: skip
+        cells = [cell for crashes in modes.values() for cell in crashes.values()]
+        trials = max(cell.get("trials", 0) for cell in cells)
+        command = f"python -m tests.chaos.durability --trials {trials} --server {server}"
+        made_at = sorted({cell["commit"] for cell in cells if "commit" in cell})
+        runs.append({"command": command, "commit": ", ".join(made_at)})
     lines = [_command(told) for told in runs]
     fuzzed: dict[str, list[str]] = {}
     for one in (_read(RESULTS / "fuzz.json") or {}).values():

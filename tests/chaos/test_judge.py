@@ -19,27 +19,29 @@ from tests.ledger import HANDED_BACK_MS
 from tests.servers import Server
 
 LEASE_S = 3.0
-#: Job 7 in the hands of two at once, and job 8 in those of one after the other.
+#: Job 7 in the hands of two at once, and jobs 8 and 9 in those of one after the other.
 BOOKS = [
     Fact("start", 7, "a", 10.0),
     Fact("start", 8, "a", 10.0),
     Fact("end", 8, "a", 10.5),
+    Fact("start", 9, "a", 10.5),
+    Fact("bury", 9, "a", 10.6),
     Fact("start", 7, "b", 14.0),
     Fact("end", 7, "a", 14.5),
-    Fact("start", 8, "b", 15.0),
     Fact("end", 7, "b", 15.0),
+    Fact("start", 8, "b", 18.0),
+    Fact("start", 9, "b", 18.0),
 ]
 
 
 @pytest.mark.parametrize(
     ("record", "found"),
     [
-        (None, [7, 8]),
-        (Record("another was stopped", 10.5, 14.2, struck={"b", "c"}), [7, 8]),
-        (Record("it was stopped long before", 1.0, 3.9, struck={"a"}), [7, 8]),
-        (Record("it was stopped after both", 14.1, 18.0, struck={"a"}), [7, 8]),
-        (Record("it was stopped long after one", 13.8, 18.0, struck={"a"}), [8]),
-        (Record("it was stopped soon after one", 13.2, 18.0, struck={"a"}), []),
+        (None, [7, 8, 9]),
+        (Record("another was stopped", 10.5, 14.2, struck={"b", "c"}), [7, 8, 9]),
+        (Record("it was stopped long before", 1.0, 3.9, struck={"a"}), [7, 8, 9]),
+        (Record("it was stopped long after all", 16.7, 18.0, struck={"a"}), [7, 8, 9]),
+        (Record("it was stopped soon after two", 16.4, 18.0, struck={"a"}), [7]),
         (Record("it was stopped", 10.2, 14.2, struck={"a"}), []),
     ],
 )

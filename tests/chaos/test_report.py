@@ -109,6 +109,19 @@ def test_a_run_tells_its_commit_where_it_is_known(results: Path) -> None:
     assert report.commands() == "\n    python -m tests.chaos --seed 7  # at 0123abc+\n\n"
 
 
+def test_what_is_kept_by_server_has_a_command_for_each(results: Path) -> None:
+    idle_ones = {"valkey-9": {"queues": 9, "seconds": 30.2, "commit": "0123abc"}}
+    cells = {
+        "always": {"kill -9": {"trials": 2, "commit": "0123abc"}, "power cut": {"missing": ""}}
+    }
+    (results / "idle.json").write_text(json.dumps(idle_ones))
+    (results / "durability.json").write_text(json.dumps({"redis-6.2": cells}))
+    assert [line.strip() for line in report.commands().split("\n") if line] == [
+        "python -m tests.chaos.idle --queues 9 --seconds 30 --server valkey-9  # at 0123abc",
+        "python -m tests.chaos.durability --trials 2 --server redis-6.2  # at 0123abc",
+    ]
+
+
 def test_a_commit_with_changes_is_marked(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
