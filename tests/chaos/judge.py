@@ -287,8 +287,10 @@ def uncaused(facts: list[Fact], records: list[Record], lease_s: float) -> list[i
 def silent(facts: list[Fact], records: list[Record], lease_s: float) -> list[str]:
     """Workers that were struck, live on, and do no job any more, while others do many.
 
-    They are looked at from two leases after the fault until the next one in their place."""
+    They are looked at from two leases after the fault until the next one in their place. One that
+    found no server when it began, and ended, is started again without being a fault."""
     ends = [fact for fact in facts if fact.kind == "end"]
+    gone_s = {fact.who: fact.at_s for fact in facts if fact.kind == "dead"}
     times = [fact.at_s for fact in ends]
     struck = [record for record in records if not record.was_skipped]
     found = []
@@ -303,7 +305,8 @@ def silent(facts: list[Fact], records: list[Record], lease_s: float) -> list[str
                 and other.target.partition(".")[0] in (place, "all workers")
             ]
             first = bisect_left(times, record.over_s + SILENT_LEASES * lease_s)
-            later = ends[first : bisect_left(times, min(again_s, default=math.inf))]
+            last_s = min([*again_s, gone_s.get(who, math.inf)])
+            later = ends[first : bisect_left(times, last_s)]
             if len(later) >= SILENT_JOBS and all(fact.who != who for fact in later):
                 found.append(who)
     return found

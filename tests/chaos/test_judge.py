@@ -92,6 +92,13 @@ def test_a_worker_that_does_nothing_any_more_is_seen(others: list[Record], who: 
     assert silent(books[:SILENT_JOBS], [cut], LEASE_S) == []
 
 
+@pytest.mark.parametrize(("ended_s", "who"), [(10.5, []), (29.0, ["worker-1.1"])])
+def test_a_worker_that_ended_is_not_waited_for(ended_s: float, who: list[str]) -> None:
+    cut = Record("its link was cut", 9.0, 10.0, "worker-1.1", awaits=("worker-1.1",))
+    books = [Fact("end", n, "worker-2.1", 10 + n / 100) for n in range(2 * SILENT_JOBS)]
+    assert silent([*books, Fact("dead", -1, "worker-1.1", ended_s)], [cut], LEASE_S) == who
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["redis-8.6", "redis-6.2", "valkey-9"])
 def test_what_nobody_renews_is_seen(server: str) -> None:
