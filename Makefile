@@ -29,8 +29,8 @@ test: build servers interop-venv spark-venv ## Run the whole suite
 	@$(call tested,not spark,-n 5 --dist worksteal)
 	@$(call tested,spark)
 
-test-fast: build ## Run the suite without its slow tests and without Spark, two at a time
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not spark" $(PYTEST_ARGS)
+test-fast: build ## Run the suite without its slow tests and without Spark, four at a time
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow and not spark" $(PYTEST_ARGS)
 
 lint: build ## Check style and format
 	@$(BIN)/ruff check

@@ -1,6 +1,7 @@
 """The screen of `chasqui top`: a table of queues, and below it what the chosen one is doing."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -89,23 +90,20 @@ class Top(App[None]):
 
     async def _watch(self) -> None:
         """Look and draw, again and again; at once when another queue is chosen."""
-        while True:
-            self._due.clear()
-            try:
-                await self._board.look()
-                self._draw_queues()
-                if (queue := self._chosen()) is not None:
-                    self._draw_details(await self._board.details(queue))
-                self._tell("" if self._board.histories else "no queues")
-            except ChasquiError as error:
-                self._tell(str(error))
-            except NoMatches:
-                return  # the screen is being taken down
-            try:
-                async with asyncio.timeout(self._interval_s):
-                    await self._due.wait()
-            except TimeoutError:
-                pass
+        with contextlib.suppress(NoMatches):  # the screen is being taken down
+            while True:
+                self._due.clear()
+                try:
+                    await self._board.look()
+                    self._draw_queues()
+                    if (queue := self._chosen()) is not None:
+                        self._draw_details(await self._board.details(queue))
+                    self._tell("" if self._board.histories else "no queues")
+                except ChasquiError as error:
+                    self._tell(str(error))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval_s):
+                        await self._due.wait()
 
     def _draw_queues(self) -> None:
         table, histories = self._table("queues"), self._board.histories

@@ -13,6 +13,7 @@ from chasqui import Job, Queue, Retry, UnrecoverableError, Worker
 from chasqui.cli.facts import History, sparkline
 from chasqui.cli.screen import Table, Top
 from chasqui.config import Endpoint
+from chasqui.errors import ClosedError
 from chasqui.keys import Keys
 from tests.cli.conftest import Chasqui, Ran, Terminal, call, end, run, running
 from tests.servers import RemoteServer, Server
@@ -236,6 +237,25 @@ def test_top_shows_queues_and_obeys_keys(
         assert chasqui("inspect", queue_name, "--json").json["paused"] is False
         terminal.press("q")
         assert terminal.wait() == 0
+
+
+async def test_top_ends_in_the_middle_of_a_look(
+    valkey_9: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is closed under it, and there is no screen any more to say so on."""
+    app = Top(Endpoint.parse(valkey_9.url), [queue_name], group="default", interval_s=0.02)
+    has_begun = asyncio.Event()
+
+    async def look() -> None:
+        has_begun.set()
+        while app.screen_stack:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        raise ClosedError("the connection is closed")
+
+    monkeypatch.setattr(app._board, "look", look)
+    async with app.run_test(size=(80, 24)):
+        await has_begun.wait()
+    assert not app.screen_stack
 
 
 async def test_top_shows_who_works_and_what_runs(valkey_9: Server, queue_name: str) -> None:
