@@ -1,9 +1,8 @@
 """The screen of `chasqui top`: a table of queues, and below it what the chosen one is doing."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -90,7 +89,7 @@ class Top(App[None]):
 
     async def _watch(self) -> None:
         """Look and draw, again and again; at once when another queue is chosen."""
-        with contextlib.suppress(NoMatches):  # the screen is being taken down
+        with suppress(NoMatches):  # the screen is being taken down
             while True:
                 self._due.clear()
                 try:
@@ -101,7 +100,7 @@ class Top(App[None]):
                     self._tell("" if self._board.histories else "no queues")
                 except ChasquiError as error:
                     self._tell(str(error))
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._due.wait()
 

@@ -7,7 +7,7 @@ tests/chaos/results and tests/faults; the rest of the page is written by hand.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +75,7 @@ def commands() -> str:
     prefixes = ("chaos-", "peer-", "figure-", "soak-")
     runs = [told for prefix in prefixes for told in _runs(prefix)]
     runs += [_result(word) for word in WORDS if (RESULTS / f"{word}.json").exists()]
-    runs += [
-        {
-            "command": f"python -m tests.chaos.idle --queues {told['queues']} "
-            f"--seconds {told['seconds']:.0f} --server {server}"
-        }
-        | told
-        for server, told in (_read(RESULTS / "idle.json") or {}).items()
-    ]
-    for server, modes in (_read(RESULTS / "durability.json") or {}).items():
-        cells = [cell for crashes in modes.values() for cell in crashes.values()]
-        trials = max(cell.get("trials", 0) for cell in cells)
-        command = f"python -m tests.chaos.durability --trials {trials} --server {server}"
-        made_at = sorted({cell["commit"] for cell in cells if "commit" in cell})
-        runs.append({"command": command, "commit": ", ".join(made_at)})
-    lines = [_command(told) for told in runs]
+    lines = [_command(told) for told in [*runs, *_runs_by_server()]]
     fuzzed: dict[str, list[str]] = {}
     for one in (_read(RESULTS / "fuzz.json") or {}).values():
         command, _, only = one["command"].partition(" --only ")
@@ -377,6 +363,21 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 # ── Helpers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _runs_by_server() -> Iterator[dict[str, Any]]:
+    """What repeats the results that hold all servers in one file, and no command."""
+    for server, told in (_read(RESULTS / "idle.json") or {}).items():
+        size = f"--queues {told['queues']} --seconds {told['seconds']:.0f}"
+        yield told | {"command": f"python -m tests.chaos.idle {size} --server {server}"}
+    for server, modes in (_read(RESULTS / "durability.json") or {}).items():
+        cells = [cell for crashes in modes.values() for cell in crashes.values()]
+        trials = max(cell.get("trials", 0) for cell in cells)
+        made_at = sorted({cell["commit"] for cell in cells if "commit" in cell})
+        yield {
+            "command": f"python -m tests.chaos.durability --trials {trials} --server {server}",
+            "commit": ", ".join(made_at),
+        }
 
 
 def _runs(prefix: str) -> list[dict[str, Any]]:
