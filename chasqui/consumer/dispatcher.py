@@ -1,10 +1,12 @@
 """The dispatcher: a fixed number of slots, each taking the next entry and awaiting its handler.
 
 There is no task, queue or future per job. A slot whose handlers never wait runs one job after the
-other and gives the loop a turn now and then.
+other and gives the loop a turn now and then. Each run has context variables of its own: a slot goes
+on in a new task, with a fresh context, after a run that left its context changed.
 """
 
 import asyncio
+import contextvars
 import logging
 import random
 from collections.abc import Callable
@@ -101,6 +103,8 @@ class Dispatcher:
         #: Whether all tasks of the loop are being cancelled, and the slots' with them.
         self.is_ending: Callable[[], bool] = lambda: False
         self._tasks: set[asyncio.Task[None]] = set()
+        #: What every run's context begins as: that of whoever runs the worker.
+        self._context = contextvars.Context()
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
 
@@ -168,6 +172,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Open the slots."""
+        self._context = contextvars.copy_context()
         for _ in range(self._config.concurrency):
             slot = Slot()
             self._holdings.slots.append(slot)
@@ -176,7 +181,8 @@ class Dispatcher:
     def _open(self, slot: Slot) -> None:
         if self._is_stopping:
             return
-        task = asyncio.get_running_loop().create_task(self._work(slot))
+        context = self._context.copy()
+        task = asyncio.get_running_loop().create_task(self._work(slot, context), context=context)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._closed(slot, task))
 
@@ -185,6 +191,9 @@ class Dispatcher:
         or an error of ours: the slot is opened again, for nobody else would serve in its place."""
         self._tasks.discard(task)
         if self._is_our_end():
+            return
+        if not task.cancelled() and task.exception() is None:
+            self._open(slot)  # it ended for the sake of a fresh context
             return
         error = None if task.cancelled() else task.exception()
         self._endings.warn(
@@ -215,8 +224,10 @@ class Dispatcher:
             await asyncio.wait(pending, timeout=1.0)
         return len(pending)
 
-    async def _work(self, slot: Slot) -> None:
-        holdings = self._holdings
+    async def _work(self, slot: Slot, context: contextvars.Context) -> None:
+        """Run one job after the other, until we stop or a run has changed the task's context: no
+        variable can be unset without its token, so the slot goes on in another task then."""
+        holdings, fresh = self._holdings, self._context
         waiting = holdings.waiting
         in_a_row = 0
         while not self._is_stopping:
@@ -237,6 +248,11 @@ class Dispatcher:
                 logger.exception(
                     "entry %s could not be seen to", entry.id.decode(), extra=self._fields(entry)
                 )
+            try:
+                if context != fresh:  # contexts that share all they have are equal at a glance
+                    return
+            except Exception:  # raised by a value that was set and is compared
+                return
             in_a_row += 1
             if in_a_row >= TURN_JOBS:
                 in_a_row = 0

@@ -4,6 +4,7 @@ Whatever the user gave, the dispatcher awaits one thing: `run(job)`.
 """
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import pickle
@@ -121,7 +122,7 @@ class Handlers:
         pool = self._pools[THREADS]
         # Without limits the executor's own queue will do, and is quicker.
         takes_place = self._timeouts is not None
-        return _Pooled(pool, _run_here, handler, self._queue, takes_place=takes_place)
+        return _Threaded(pool, _run_here, handler, self._queue, takes_place=takes_place)
 
 
 class _Pooled:
@@ -153,12 +154,22 @@ class _Pooled:
             return await (running if limit_s is None else within(limit_s, running, self._queue))
 
     async def _run(self, job: Any, place: Place | None = None) -> Any:
-        result = await self._pool.run(self._function, self._handler, job)
+        return await self._pool.run(self._function, self._handler, job)
+
+
+class _Threaded(_Pooled):
+    """A handler that runs in a thread, with context variables of its own there."""
+
+    async def _run(self, job: Any, place: Place | None = None) -> Any:
+        context = contextvars.copy_context()
+        result = await self._pool.run(context.run, self._function, self._handler, job)
         # A plain function may still hand back a coroutine, such as a partial of one.
         if not inspect.isawaitable(result):
             return result
         if place is not None:
             place.leave()
+        for variable, value in context.items():  # what it set there holds here as well
+            variable.set(value)
         return await result
 
 
