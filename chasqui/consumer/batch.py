@@ -96,12 +96,8 @@ class BatchDispatcher(Dispatcher):
         values = results if isinstance(results, list) and len(results) == len(jobs) else None
         for i, (entry, job) in enumerate(zip(good, jobs, strict=True)):
             failure = failures.get(job.id)
-            if failure is None:
-                try:
-                    encoded = self._encode_result(None if values is None else values[i])
-                except Exception as error:
-                    failure = error
-                else:
-                    self._completed(entry, job.id, encoded, started_ns)
             if failure is not None:
                 self._failed(entry, failure, started_ns)
+            else:
+                result = None if values is None else values[i]
+                self._returned(entry, job.id, result, started_ns)

@@ -296,7 +296,6 @@ class Dispatcher:
             if events is not None:
                 events.active(entry)
             result = await (run(job) if limit_s is None else within(limit_s, run(job), self._queue))
-            encoded = self._encode_result(result)
         except UnreadableError as error:
             self._refuse(entry, error)
             slot.entry = None
@@ -308,7 +307,7 @@ class Dispatcher:
             finally:
                 slot.entry = None
             return
-        self._completed(entry, job.id, encoded, started_ns)
+        self._returned(entry, job.id, result, started_ns)
         slot.entry = None
 
     async def _is_ours(self, entry: Entry) -> bool:
@@ -337,7 +336,13 @@ class Dispatcher:
 
     # ── Runs that are over ──────────────────────────────────────────────────────────────────────
 
-    def _completed(self, entry: Entry, job_id: str, encoded: bytes | None, started_ns: int) -> None:
+    def _returned(self, entry: Entry, job_id: str, result: Any, started_ns: int) -> None:
+        """See to a run that returned."""
+        try:
+            encoded = self._encode_result(result)
+        except Exception as error:
+            self._failed(entry, error, started_ns, UNSTORABLE)
+            return
         self.finished += 1
         if self._holdings.lost and self._is_let_go(entry):
             pass
@@ -355,8 +360,15 @@ class Dispatcher:
                 JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, entry.name)
             )
 
-    def _failed(self, entry: Entry, error: BaseException, started_ns: int) -> bool:
-        """See to a failed run; False if the exception is our own shutdown's, not the handler's."""
+    def _failed(
+        self,
+        entry: Entry,
+        error: BaseException,
+        started_ns: int,
+        failure: Failure | None = None,
+    ) -> bool:
+        """See to a failed run; False if the exception is our own shutdown's, not the handler's.
+        `failure` says what it means, where the exception does not."""
         if not isinstance(error, Exception):
             task = current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -389,7 +401,8 @@ class Dispatcher:
             return True  # whoever owns it now runs it
         if isinstance(error, LeaseLostError):
             return True  # not by our word: its lease runs out, so that each time is a delivery
-        verdict = on_failure(entry, failure_of(error), self._config.limits, random.random())
+        failure = failure or failure_of(error)
+        verdict = on_failure(entry, failure, self._config.limits, random.random())
         if isinstance(verdict, RunAgain):
             self._run_again(entry, verdict, error)
         elif isinstance(verdict, Bury):
@@ -478,6 +491,10 @@ def failure_of(error: BaseException) -> Failure:
 
 
 _PLAIN: Final = Failure()
+#: What the handler did is done: it must not run again for the sake of what it returned.
+UNSTORABLE: Final = Failure(
+    is_final=True, detail="the handler ran to its end; its result could not be stored"
+)
 
 
 class UnreadableError(PayloadError):

@@ -66,7 +66,7 @@ async def test_a_failed_run_that_passes_for_a_good_one_is_caught(
     server: Server, keys: Keys, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgive(self: Dispatcher, entry: Entry, error: BaseException, started_ns: int) -> bool:
-        self._completed(entry, entry.job_id, None, started_ns)
+        self._returned(entry, entry.job_id, None, started_ns)
         return True
 
     monkeypatch.setattr(Dispatcher, "_failed", forgive)

@@ -46,7 +46,7 @@ def hasty() -> Worker:
     """Takes a run that was cancelled for one that is done."""
 
     def forgive(self: Dispatcher, entry: Entry, error: BaseException, started_ns: int) -> bool:
-        self._completed(entry, entry.job_id, None, started_ns)
+        self._returned(entry, entry.job_id, None, started_ns)
         return False
 
     runner.STOP_NOW_S = 60.0  # type: ignore[misc] - its acks are to go out

@@ -291,16 +291,38 @@ async def test_a_handler_that_ends_the_process_fails_its_run_and_run_raises_it(
     assert not worker.is_running
 
 
-async def test_what_cannot_be_stored_fails_the_run(queue: Queue, start: Start, dead: Read) -> None:
-    async def handler(job: Job) -> Any:
-        return {1, 2}
+@pytest.mark.parametrize("kind", ["async", "thread", "batch"])
+async def test_a_handler_does_not_run_again_because_its_result_cannot_be_stored(
+    queue: Queue, start: Start, dead: Read, kind: str
+) -> None:
+    """What it did, it would do a second time."""
+    runs: list[Any] = []
 
-    running = start(handler, store_results=True, max_attempts=1)
-    await queue.add("n", None)
-    await running.buried(1)
+    def plain(job: Job) -> Any:
+        runs.append(job.data)
+        return {1, 2} if job.data == "a set" else job.data
+
+    async def handler(job: Job) -> Any:
+        return plain(job)
+
+    async def batch(jobs: list[Job]) -> list[Any]:
+        return [plain(job) for job in jobs]
+
+    chosen = {"async": handler, "thread": plain, "batch": batch}[kind]
+    options = {"batch": 2, "batch_linger_ms": 500} if kind == "batch" else {}
+    await queue.add("n", "a set")
+    good = await queue.add("n", "good")
+    running = start(chosen, store_results=True, **options)
+    assert await running.next(DlqRouted) == DlqRouted("unrecoverable", 1, "n")
+    assert await running.result(queue, good.id) == "good"
     (buried,) = await dead()
-    assert buried[b"error"].startswith(b"TypeError: result is")
-    assert running.metrics.all(JobOutcome)[0].kind is OutcomeKind.ERR
+    assert buried[b"reason"] == b"unrecoverable"
+    assert buried[b"detail"] == b"the handler ran to its end; its result could not be stored"
+    assert buried[b"error"].startswith(b"TypeError: result is a set")
+    assert buried[b"attempts"] == b"1"
+    assert sorted(runs) == ["a set", "good"]
+    outcomes = {outcome.kind for outcome in running.metrics.all(JobOutcome)}
+    assert outcomes == {OutcomeKind.OK, OutcomeKind.ERR}
 
 
 async def test_without_results_it_does_not_matter_what_is_returned(
