@@ -219,7 +219,25 @@ def is_coroutine_function(handler: object) -> bool:
 def _check(handler: Any, what: str) -> Any:
     if not callable(handler):
         raise TypeError(f"{what} must be callable, got {type(handler).__name__}")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TypeError(f"{what} is a generator, which would never run: {_named(handler)}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return handler  # some built-in functions do not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"{what} must accept one positional argument, the job (with batch, the list of jobs): "
+            f"{_named(handler)} takes {signature}"
+        ) from None
     return handler
+
+
+def _named(handler: Any) -> str:
+    name = getattr(handler, "__qualname__", None)
+    return name if isinstance(name, str) else type(handler).__qualname__
 
 
 def _check_picklable(handler: Any, name: str) -> None:

@@ -1,6 +1,9 @@
 """What a worker's handlers may be is checked when it is made."""
 
+import functools
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import AsyncMock, Mock, create_autospec
 
 import pytest
 
@@ -9,6 +12,43 @@ from chasqui import Worker
 
 def plain(job: Any) -> None:
     pass
+
+
+def takes_nothing() -> None:
+    pass
+
+
+async def takes_two(to: str, subject: str) -> None:
+    pass
+
+
+async def takes_by_name(*, job: Any) -> None:
+    pass
+
+
+def plain_generator(job: Any) -> Iterator[int]:
+    yield 1
+
+
+async def generator(job: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+class Mailer:
+    def send(self, job: Any, retry: bool = False) -> None:
+        pass
+
+    async def __call__(self, job: Any) -> None:
+        pass
+
+    @staticmethod
+    def nothing() -> None:
+        pass
+
+
+class TakesTwo:
+    def __call__(self, to: str, subject: str) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -38,3 +78,62 @@ def test_what_cannot_work_is_refused(handler: Any, options: dict[str, Any], told
 
 def test_an_empty_mapping_with_a_default_will_do():
     Worker("q", {}, default=plain)
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        (takes_nothing, r"takes_nothing takes \(\)"),
+        (takes_two, r"takes_two takes \(to: str, subject: str\)"),
+        (takes_by_name, r"takes_by_name takes \(\*, job: Any\)"),
+        (lambda: None, "<lambda> takes"),
+        (Mailer.send, r"Mailer\.send takes"),
+        (Mailer().nothing, r"Mailer\.nothing takes"),
+        (Mailer, "Mailer takes"),
+        (TakesTwo(), "TakesTwo takes"),
+        (functools.partial(plain, None), r"partial takes \(\)"),
+        (create_autospec(takes_two), "takes_two takes"),
+    ],
+)
+@pytest.mark.parametrize("batch", [None, 5])
+def test_a_handler_that_cannot_be_called_with_a_job_is_refused(
+    handler: Any, told: str, batch: int | None
+):
+    must = r" must accept one positional argument, the job \(with batch, the list of jobs\): .*"
+    with pytest.raises(TypeError, match="^handler" + must + told):
+        Worker("q", handler, batch=batch)
+    if batch is None:
+        with pytest.raises(TypeError, match=r"^handler\['mail'\]" + must + told):
+            Worker("q", {"fine": plain, "mail": handler})
+        with pytest.raises(TypeError, match="^default" + must + told):
+            Worker("q", {"fine": plain}, default=handler)
+
+
+@pytest.mark.parametrize("handler", [plain_generator, generator])
+def test_a_generator_is_refused(handler: Any):
+    """Its call would return at once, and none of it would have run."""
+    with pytest.raises(TypeError, match=f"handler is a generator, .*: {handler.__name__}"):
+        Worker("q", handler)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        Mailer().send,
+        Mailer(),
+        functools.partial(Mailer.send, Mailer()),
+        functools.partial(takes_two, "ada"),
+        functools.partial(takes_two, subject="hello"),
+        lambda *jobs: None,
+        lambda job, more=None: None,
+        print,
+        dict.fromkeys,
+        max,
+        type,
+        Mock(),
+        AsyncMock(),
+        create_autospec(plain),
+    ],
+)
+def test_whatever_can_be_called_with_a_job_is_taken(handler: Any):
+    Worker("q", handler)
