@@ -1,8 +1,8 @@
 """Batch handlers: a slot gathers entries and hands them over as a list; each keeps its own fate."""
 
 import asyncio
+import contextlib
 import logging
-import time
 from typing import Any, Final
 
 from chasqui import clock
@@ -19,12 +19,36 @@ ANY: Final = ""
 
 
 class BatchDispatcher(Dispatcher):
-    """A dispatcher whose slots each run one batch at a time."""
+    """A dispatcher whose slots each run one batch at a time.
+
+    One slot at a time gathers, and all that comes meanwhile is its own: a batch is full before the
+    next one begins.
+    """
+
+    #: What the slot that gathers waits for, and how many entries it still has room for.
+    _more: asyncio.Future[None] | None = None
+    _missing = 0
 
     def idle_slots(self) -> int:
-        return len(self._idle) * (self._config.batch or 1)
+        return len(self._idle) * (self._config.batch or 1) + self._missing
+
+    async def stop(self, deadline_s: float) -> int:
+        self._is_stopping = True
+        self._wake(1)
+        return await super().stop(deadline_s)
+
+    def _wake(self, count: int) -> None:
+        if self._more is None:
+            super()._wake(count)
+        elif not self._more.done():
+            self._more.set_result(None)
 
     async def _run(self, slot: Slot, entry: Entry) -> None:
+        if self._more is not None:  # it came for the slot that gathers
+            self._holdings.waiting.appendleft(entry)
+            self._wake(1)
+            await self._rest()
+            return
         slot.started_ns = clock.boot_ns()
         try:
             slot.entries = entries = await self._gather(slot, entry)
@@ -45,16 +69,24 @@ class BatchDispatcher(Dispatcher):
         size = self._config.batch or 1
         waiting = self._holdings.waiting
         taken = [first]
-        deadline_s = time.monotonic() + self._config.batch_linger_ms / 1000
-        while len(taken) < size:
-            while waiting and len(taken) < size:
-                taken.append(waiting.popleft())
-            slot.entries = tuple(taken)  # in hand from the moment they left the deque
-            self.on_low()
-            left_s = deadline_s - time.monotonic()
-            if len(taken) >= size or left_s <= 0 or self._is_stopping:
-                break
-            await asyncio.sleep(min(left_s, 0.005))
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.batch_linger_ms / 1000):
+                try:
+                    while True:
+                        while waiting and len(taken) < size:
+                            taken.append(waiting.popleft())
+                        slot.entries = tuple(taken)  # in hand from when they left the deque
+                        self._missing = size - len(taken)
+                        if not self._missing or self._is_stopping:
+                            break
+                        self._more = loop.create_future()
+                        self.on_low()
+                        await self._more
+                finally:
+                    self._more, self._missing = None, 0
+        if waiting:
+            self._wake(1)
         return tuple(taken)
 
     async def _run_batch(self, entries: tuple[Entry, ...]) -> None:

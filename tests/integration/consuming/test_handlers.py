@@ -208,6 +208,53 @@ async def test_a_batch_is_filled_while_it_lingers(queue: Queue, start: Start) ->
     assert results == [i * 2 for i in range(25)]
 
 
+async def test_one_batch_is_full_before_the_next_begins(queue: Queue, start: Start) -> None:
+    """However many slots have nothing to do."""
+    sizes: list[int] = []
+
+    async def handler(jobs: list[Job]) -> None:
+        sizes.append(len(jobs))
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(120)])
+    running = start(handler, concurrency=8, batch=50, batch_linger_ms=1000)
+    await running.completed(120)
+    assert sizes == [50, 50, 20]
+
+
+async def test_a_batch_is_read_at_once(queue: Queue, start: Start) -> None:
+    """Not one by one, as fast as single jobs of such handlers would be done."""
+    sizes: list[int] = []
+
+    async def handler(jobs: list[Job]) -> None:
+        sizes.append(len(jobs))
+        await asyncio.sleep(0.2)
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(300)])
+    running = start(handler, concurrency=1, batch=50, batch_linger_ms=5000)
+    await running.completed(300)
+    assert sizes == [50] * 6
+    reads = [read.size for read in running.metrics.all(ReaderBatch) if read.size]
+    assert len(reads) <= 3 * len(sizes)
+
+
+async def test_a_drain_does_not_wait_for_a_batch_to_become_full(queue: Queue, start: Start) -> None:
+    sizes: list[int] = []
+
+    async def handler(jobs: list[Job]) -> None:
+        sizes.append(len(jobs))
+
+    running = start(handler, batch=50, batch_linger_ms=600_000, shutdown_deadline_s=600)
+    await queue.add("n", None)
+
+    async def is_in_hand() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 1
+
+    await until(is_in_hand, "a slot gathers")
+    await running.stop()
+    assert sizes == [1]
+
+
 async def test_each_job_of_a_batch_has_its_own_fate(
     queue: Queue, start: Start, dead: Dead, redis: Redis, keys: Any
 ) -> None:
