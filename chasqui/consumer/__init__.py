@@ -210,7 +210,7 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
         await in_thread(self._heartbeat.stop)
-        self._handlers.close()
+        await self._handlers.close()
         self._tell_given_up()
         await self._reading.close()
         await self.connection.close()

@@ -8,28 +8,21 @@ import contextvars
 import functools
 import inspect
 import pickle
-import signal
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from typing import Any, Final, TypeAlias
 
 from chasqui.config import MAX_COUNT, MAX_MS, check_int
-from chasqui.consumer.pool import Place, Pool, ProcessPool
+from chasqui.consumer.pool import Place, ThreadPool
+from chasqui.consumer.processes import NOT_FOR_FUTURES, ProcessPool
 from chasqui.consumer.runs import within
-from chasqui.errors import UnrecoverableError
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 #: Names come from producers, who may make up any number of them.
 KNOWN_NAMES: Final = 1000
-#: The pool that all plain functions share.
-THREADS: Final = "threads"
 #: What the names of handlers' threads start with.
 THREAD_NAME: Final = "chasqui-handler"
-#: No future carries the first; the second would take apart the coroutines that wait for it.
-NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 
 
 class Handlers:
@@ -55,9 +48,10 @@ class Handlers:
                     check_int(f"{what}[{name!r}]", number, 1, high)
             else:
                 check_int(what, numbers, 1, high)
-        self._threads = threads
-        self._pools: dict[str, Pool] = {}
+        #: What all plain functions share.
+        self._threads = ThreadPool(threads, THREAD_NAME)
         self._processes = processes
+        self._process_pools: list[ProcessPool] = []
         self._timeouts = timeout_ms
         self._queue = queue
         self._runners: dict[str, Runner] = {}
@@ -86,17 +80,18 @@ class Handlers:
             limit = limit.get(name)
         run = self._runners.get(name, self._default)
         limit_s = None if limit is None else limit / 1000
-        if limit is not None and isinstance(run, _Pooled):
+        if limit is not None and isinstance(run, _InThread | _InProcess):
             run, limit_s = functools.partial(run, limit_s=limit_s), None
         found = run, limit_s
         if len(self._known) < KNOWN_NAMES:
             self._known[name] = found
         return found
 
-    def close(self) -> None:
-        """Let the pools go. A thread that still runs cannot be stopped; a process is ended."""
-        for pool in self._pools.values():
-            pool.close()
+    async def close(self) -> None:
+        """Let the pools go. A thread that still runs cannot be stopped; a process is ended, within
+        two seconds."""
+        self._threads.close()
+        await asyncio.gather(*(pool.close() for pool in self._process_pools))
 
     def _runner(self, handler: Handler, name: str) -> Runner:
         count = self._processes
@@ -104,44 +99,38 @@ class Handlers:
             count = count.get(name)
         if count is not None:
             _check_picklable(handler, name)
-            make = functools.partial(
-                ProcessPoolExecutor,
-                1,
-                mp_context=get_context("spawn"),
-                # An interrupt at the keyboard reaches them too, and the worker drains.
-                initializer=signal.signal,
-                initargs=(signal.SIGINT, signal.SIG_IGN),
-            )
-            processes = self._pools[f"processes of {name}"] = ProcessPool(make, count)
-            return _Pooled(processes, _run_there, handler, self._queue, takes_place=True)
+            pool = ProcessPool(handler, count)
+            self._process_pools.append(pool)
+            return _InProcess(pool, self._queue)
         if is_coroutine_function(handler):
             return handler
-        if THREADS not in self._pools:
-            make_threads = functools.partial(ThreadPoolExecutor, self._threads, THREAD_NAME)
-            self._pools[THREADS] = Pool(make_threads, self._threads)
-        pool = self._pools[THREADS]
         # Without limits the executor's own queue will do, and is quicker.
         takes_place = self._timeouts is not None
-        return _Threaded(pool, _run_here, handler, self._queue, takes_place=takes_place)
+        return _InThread(self._threads, handler, self._queue, takes_place=takes_place)
 
 
-class _Pooled:
-    """A handler that runs in a pool.
+class _InProcess:
+    """A handler that runs in a process: its time begins when the process runs it."""
+
+    def __init__(self, pool: ProcessPool, queue: str) -> None:
+        self._pool = pool
+        self._queue = queue
+
+    async def __call__(self, job: Any, limit_s: float | None = None) -> Any:
+        async with self._pool.begin(job) as result:
+            return await (result if limit_s is None else within(limit_s, result, self._queue))
+
+
+class _InThread:
+    """A handler that runs in a thread, with context variables of its own there.
 
     One that `takes_place` waits for it first: the time that others take there is not its own.
     """
 
     def __init__(
-        self,
-        pool: Pool,
-        function: Callable[[Handler, Any], Any],
-        handler: Handler,
-        queue: str,
-        *,
-        takes_place: bool,
+        self, pool: ThreadPool, handler: Handler, queue: str, *, takes_place: bool
     ) -> None:
         self._pool = pool
-        self._function = function
         self._handler = handler
         self._queue = queue
         self._takes_place = takes_place
@@ -154,15 +143,8 @@ class _Pooled:
             return await (running if limit_s is None else within(limit_s, running, self._queue))
 
     async def _run(self, job: Any, place: Place | None = None) -> Any:
-        return await self._pool.run(self._function, self._handler, job)
-
-
-class _Threaded(_Pooled):
-    """A handler that runs in a thread, with context variables of its own there."""
-
-    async def _run(self, job: Any, place: Place | None = None) -> Any:
         context = contextvars.copy_context()
-        result = await self._pool.run(context.run, self._function, self._handler, job)
+        result = await self._pool.run(context.run, _run, self._handler, job)
         # A plain function may still hand back a coroutine, such as a partial of one.
         if not inspect.isawaitable(result):
             return result
@@ -173,38 +155,12 @@ class _Threaded(_Pooled):
         return await result
 
 
-def _run_here(handler: Handler, job: Any) -> Any:
-    """In a thread of the pool."""
+def _run(handler: Handler, job: Any) -> Any:
+    """In a thread."""
     try:
         return handler(job)
     except NOT_FOR_FUTURES as error:
         raise RuntimeError(f"the handler raised {type(error).__name__}") from error
-
-
-def _run_there(handler: Handler, job: Any) -> Any:
-    """In a process of the pool: coroutine functions get a loop for the run."""
-    try:
-        result = handler(job)
-        return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
-    except BaseException as error:
-        raise _portable(error) from error
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The error, or one like it that survives the way to another process: there are exceptions that
-    can be pickled and not unpickled, and those would break the pool."""
-    try:
-        pickle.loads(pickle.dumps(error))
-        if not isinstance(error, NOT_FOR_FUTURES):
-            return error
-    except Exception:
-        pass
-    like = UnrecoverableError if isinstance(error, UnrecoverableError) else RuntimeError
-    return like(f"{type(error).__name__}: {error}")
-
-
-async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 def is_coroutine_function(handler: object) -> bool:

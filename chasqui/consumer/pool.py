@@ -1,32 +1,34 @@
-"""Pools that plain handlers run in, and what becomes of a run there that is given up.
+"""Threads that plain handlers run in, and what becomes of a run there that is given up.
 
-Neither a thread nor a process can be told to leave a function. So when a run is given up (its time
-is over, or the drain's), the pool's executor is replaced: what cannot be stopped takes no place
-from the jobs to come. A process is ended; a thread goes on until its function returns.
+A thread cannot be told to leave a function. So when a run is given up (its time is over, or the
+drain's), the pool's executor is replaced: what cannot be stopped takes no place from the jobs to
+come, and goes on until its function returns.
 """
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 
-class Pool:
+class ThreadPool:
     """Runs functions in an executor, which it makes when it is first needed."""
 
-    def __init__(self, make: Callable[[], Executor], places: int) -> None:
-        """`places` is how many functions the executor runs at once."""
-        self._make = make
+    def __init__(self, places: int, name: str) -> None:
+        """`places` is how many functions run at once, `name` what their threads' names start
+        with."""
+        self._places = places
+        self._name = name
         self._room = asyncio.Semaphore(places)
-        self._executor: Executor | None = None
+        self._executor: ThreadPoolExecutor | None = None
         #: Runs that somebody waits for, of each executor that has not come to its end.
-        self._awaited: dict[Executor, int] = {}
+        self._awaited: dict[ThreadPoolExecutor, int] = {}
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns."""
         if self._executor is None:
-            self._executor = self._make()
+            self._executor = ThreadPoolExecutor(self._places, self._name)
         executor = self._executor
         self._awaited[executor] = self._awaited.get(executor, 0) + 1
         try:
@@ -53,72 +55,13 @@ class Pool:
         for executor in list(self._awaited):
             self._end(executor)
 
-    def _give_up(self, executor: Executor) -> None:
+    def _give_up(self, executor: ThreadPoolExecutor) -> None:
         if self._executor is executor:
             self._executor = None
 
-    def _end(self, executor: Executor) -> None:
+    def _end(self, executor: ThreadPoolExecutor) -> None:
         self._awaited.pop(executor, None)
         executor.shutdown(wait=False, cancel_futures=True)
-
-
-class ProcessPool(Pool):
-    """The same with an executor for each process: when a process dies its executor gives up all
-    that runs in it, and other jobs would have failed as well. Each run needs a place."""
-
-    def __init__(self, make: Callable[[], Executor], places: int) -> None:
-        """`make` makes an executor of one process."""
-        super().__init__(make, places)
-        self._idle: list[Executor] = []
-        self._busy: set[Executor] = set()
-
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        executor, future = self._submit(function, *arguments)
-        self._busy.add(executor)
-        is_sound = True
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            is_sound = future.cancel() or future.done()
-            raise
-        except BrokenExecutor:  # its process died
-            is_sound = False
-            raise
-        finally:
-            if executor in self._busy:  # else it was closed meanwhile
-                self._busy.discard(executor)
-                if is_sound:
-                    self._idle.append(executor)
-                else:
-                    self._end(executor)
-
-    def _submit(
-        self, function: Callable[..., Any], *arguments: Any
-    ) -> tuple[Executor, Future[Any]]:
-        """Hand a run to a process that has nothing to do and, as far as that is known, lives."""
-        while self._idle:
-            executor = self._idle.pop()
-            try:
-                return executor, executor.submit(function, *arguments)
-            except BrokenExecutor:
-                self._end(executor)
-        executor = self._make()
-        return executor, executor.submit(function, *arguments)
-
-    def close(self) -> None:
-        """End every process."""
-        ended = [*self._idle, *self._busy]
-        self._idle.clear()
-        self._busy.clear()
-        for executor in ended:
-            self._end(executor)
-
-    def _end(self, executor: Executor) -> None:
-        # Before the shutdown, which forgets them.
-        processes = list((getattr(executor, "_processes", None) or {}).values())
-        executor.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
 
 
 class Place:

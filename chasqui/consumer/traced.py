@@ -47,8 +47,8 @@ class TracedHandlers(Handlers):
 
         return traced, limit_s
 
-    def close(self) -> None:
-        self._inner.close()
+    async def close(self) -> None:
+        await self._inner.close()
 
     async def _run(
         self, run: Runner, job: Any, jobs: Sequence[Any], entries: Sequence[Entry | None]

@@ -1,6 +1,7 @@
 """Handlers for process pools, which find them by name."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -31,6 +32,26 @@ def wait_for_file(job: Job) -> str:
     return "waited"
 
 
+def take_no_notice(job: Job) -> None:
+    """Say by a file which process runs it, and go on for ever, though told to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    partial = Path(f"{job.data}.partial")
+    partial.write_text(str(os.getpid()))
+    partial.rename(job.data)
+    while True:
+        time.sleep(1)
+
+
+def fork_and_die(job: Job) -> None:
+    """Leave a child behind that has all that its parent had open; its id is in a file."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    Path(job.data).write_text(str(child))
+    os._exit(3)
+
+
 class CannotBeUnpickledError(Exception):
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one)
@@ -49,6 +70,8 @@ def behave(job: Job) -> Any:
             raise StopIteration
         case "die":
             os._exit(3)
+        case "lambda":
+            return lambda: None
         case "exit":
             sys.exit(4)
         case "hang":

@@ -1,0 +1,246 @@
+"""The processes of pools: when a run begins there, and that each of them ends."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from chasqui.consumer import processes
+from chasqui.queue import Queue
+from tests.integration.consuming import handlers, slow_import
+from tests.integration.consuming.conftest import WAIT_S, Running, until
+from tests.servers import Server
+
+Start = Callable[..., Running]
+Dead = Callable[[], Awaitable[list[dict[bytes, bytes]]]]
+
+pytestmark = [
+    pytest.mark.slow,
+    #: What happens in pools has nothing to do with the server.
+    pytest.mark.parametrize("server", ["valkey-9"], indirect=True),
+]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs. One that nobody has asked for how it ended does not."""
+    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(asked.stdout.strip()) and "Z" not in asked.stdout
+
+
+async def gone(pid: int) -> None:
+    async def is_gone() -> bool:
+        return not await asyncio.to_thread(is_alive, pid)
+
+    await until(is_gone, f"process {pid} is gone")
+
+
+async def written(path: Path) -> int:
+    """The number that a handler writes into a file."""
+
+    def read() -> str:
+        return path.read_text() if path.exists() else ""
+
+    return int(await until(lambda: asyncio.to_thread(read), f"{path} is written"))
+
+
+# ── The beginning of a run ──────────────────────────────────────────────────────────────────────
+
+
+async def test_the_time_of_a_run_begins_when_its_process_runs_it(
+    queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(slow_import.MANNER, "sleep 3")
+    running = start(slow_import.echo, processes=1, timeout_ms=2000, store_results=True)
+    job = await queue.add("n", "done", attempts=1)
+    assert await running.fact(job.result()) == "done"
+
+
+@pytest.mark.parametrize(
+    ("manner", "error"),
+    [
+        (
+            "raise",
+            b"RuntimeError: the handler cannot be imported in its process: ImportError: as told",
+        ),
+        (
+            "exit",
+            b"BrokenProcessPool: the handler's process ended with code 5 before it could run the "
+            b"handler",
+        ),
+    ],
+)
+async def test_a_handler_that_cannot_be_imported_is_told(
+    queue: Queue,
+    start: Start,
+    dead: Dead,
+    monkeypatch: pytest.MonkeyPatch,
+    manner: str,
+    error: bytes,
+) -> None:
+    monkeypatch.setenv(slow_import.MANNER, manner)
+    running = start(slow_import.echo, processes=1, store_results=True)
+    await queue.add("n", None, attempts=1)
+    await running.buried(1)
+    (buried,) = await dead()
+    assert buried[b"error"] == error
+    monkeypatch.delenv(slow_import.MANNER)
+    job = await queue.add("n", "done")
+    assert await running.result(queue, job.id) == "done"
+
+
+async def test_a_process_that_never_begins_is_given_up(
+    queue: Queue, start: Start, dead: Dead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(slow_import.MANNER, "sleep 60")
+    monkeypatch.setattr(processes, "START_S", 0.5)
+    running = start(slow_import.echo, processes=1)
+    await queue.add("n", None, attempts=1)
+    await running.buried(1)
+    (buried,) = await dead()
+    assert buried[b"error"].endswith(b"the handler's process did not begin within 0.5 s")
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_a_process_that_died_idle_costs_no_job_an_attempt(
+    queue: Queue, start: Start, is_noticed: bool
+) -> None:
+    """Whether its death is known when the job comes, or it dies with the job in its line."""
+    running = start(handlers.process_id, processes=1, store_results=True)
+    first = await queue.add("n", None)
+    pid = await running.result(queue, first.id)
+    os.kill(pid, signal.SIGKILL if is_noticed else signal.SIGSTOP)
+    if is_noticed:
+        await gone(pid)
+    job = await queue.add("n", None, attempts=1)
+    if not is_noticed:
+        health = running.worker.health
+
+        async def has_it() -> bool:
+            return (now := health()) is not None and now.running == 1
+
+        await until(has_it, "the process has the job")
+        os.kill(pid, signal.SIGKILL)
+    assert await running.fact(job.result()) not in (pid, os.getpid())
+
+
+@pytest.mark.both_loops
+async def test_a_process_is_used_again(queue: Queue, start: Start) -> None:
+    running = start(handlers.process_id, processes=2, concurrency=1, store_results=True)
+    jobs = [await queue.add("n", None) for _ in range(5)]
+    assert len({await running.result(queue, job.id) for job in jobs}) == 1
+
+
+async def test_large_jobs_and_results_go_through(queue: Queue, start: Start) -> None:
+    running = start(slow_import.echo, processes=1, store_results=True)
+    data = os.urandom(900_000)
+    job = await queue.add("n", data)
+    assert await running.result(queue, job.id) == data
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_result_that_cannot_be_sent_does_not_run_a_job_again(
+    queue: Queue, start: Start, dead: Dead, is_stored: bool
+) -> None:
+    running = start(handlers.behave, processes=1, store_results=is_stored)
+    await queue.add("n", "lambda")
+    if is_stored:
+        await running.buried(1)
+        (buried,) = await dead()
+        assert b"function" in buried[b"error"]
+    else:
+        await running.completed(1)
+    assert running.metrics.total_retries == 0
+
+
+# ── The end of a process ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_process_that_takes_no_notice_is_killed_when_its_time_is_over(
+    queue: Queue, start: Start, tmp_path: Path
+) -> None:
+    running = start(handlers.take_no_notice, processes=1, timeout_ms=2000)
+    await queue.add("n", f"{tmp_path}/pid", attempts=1)
+    pid = await written(tmp_path / "pid")
+    await running.buried(1)
+    await gone(pid)
+
+
+async def test_a_process_that_is_killed_makes_room_for_the_next_only_then(
+    queue: Queue, start: Start, tmp_path: Path
+) -> None:
+    """So there are never more of them than asked for."""
+    running = start(handlers.take_no_notice, processes=1, timeout_ms=2000)
+    for name in ("first", "second"):
+        await queue.add("n", f"{tmp_path}/{name}", attempts=1)
+    first = await written(tmp_path / "first")
+    second = await written(tmp_path / "second")
+    assert first != second
+    assert not is_alive(first)
+    await running.buried(2)
+
+
+@pytest.mark.both_loops
+async def test_no_process_outlives_its_worker(queue: Queue, start: Start, tmp_path: Path) -> None:
+    """Neither an idle one nor one that takes no notice."""
+    mapping = {"deaf": handlers.take_no_notice, "idle": handlers.process_id}
+    running = start(mapping, processes=1, store_results=True, shutdown_deadline_s=0.1)
+    await queue.add("deaf", f"{tmp_path}/pid")
+    job = await queue.add("idle", None)
+    pids = [await written(tmp_path / "pid"), await running.result(queue, job.id)]
+    await running.stop()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):  # gone, and nobody has to ask how it ended
+            os.kill(pid, 0)
+    assert not multiprocessing.active_children()
+
+
+async def test_a_process_whose_worker_is_killed_ends(
+    queue: Queue, server: Server, tmp_path: Path
+) -> None:
+    """Neither an idle one nor one that takes no notice is left behind."""
+    program = (
+        "import asyncio\n"
+        "from chasqui import Worker\n"
+        "from tests.integration.consuming import handlers\n"
+        "mapping = {'deaf': handlers.take_no_notice, 'idle': handlers.process_id}\n"
+        "def make():\n"
+        f"    return Worker({queue.name!r}, mapping, processes=1, store_results=True)\n"
+    )
+    (tmp_path / "orphans.py").write_text(program)
+    root = Path(__file__).parents[3]
+    worker = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "chasqui", "worker", "orphans:make"],
+        cwd=tmp_path,
+        env=os.environ | {"CHASQUI_URL": server.url, "PYTHONPATH": str(root)},
+    )
+    try:
+        await queue.add("deaf", f"{tmp_path}/pid")
+        job = await queue.add("idle", None)
+        pids = [await written(tmp_path / "pid"), await job.result(timeout=WAIT_S)]
+    finally:
+        worker.kill()
+        await worker.wait()
+    for pid in pids:
+        await gone(pid)
+
+
+async def test_the_end_of_a_process_is_known_though_its_children_live(
+    queue: Queue, start: Start, dead: Dead, tmp_path: Path
+) -> None:
+    running = start(handlers.fork_and_die, processes=1)
+    await queue.add("n", f"{tmp_path}/child", attempts=1)
+    child = await written(tmp_path / "child")
+    try:
+        await running.buried(1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    (buried,) = await dead()
+    assert b"ended with code 3 while it ran the handler" in buried[b"error"]
