@@ -8,6 +8,7 @@ All of them survive pickling: handlers may run in another process.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from chasqui._core.backoff import MAX_DELAY_MS
 
@@ -150,13 +151,20 @@ class Retry(ChasquiError):
 class BatchError(ChasquiError):
     """Raised by a batch handler: the jobs in `failures` failed, each for its exception.
 
-    The other jobs of the batch are done.
+    The other jobs of the batch are done; `results` has what to store for them. Both go by job id.
     """
 
-    def __init__(self, failures: Mapping[str, Exception]) -> None:
+    def __init__(
+        self, failures: Mapping[str, Exception], *, results: Mapping[str, Any] | None = None
+    ) -> None:
         _check_failures(failures)
+        given: object = results
+        if given is not None and not isinstance(given, Mapping):
+            kind = type(given).__name__
+            raise TypeError(f"results must be a mapping of job ids to values, got {kind}")
         super().__init__(failures)
         self.failures = failures
+        self.results = {} if results is None else results
 
     def __str__(self) -> str:
         told = ", ".join(f"{job_id}: {error!r}" for job_id, error in self.failures.items())

@@ -107,14 +107,17 @@ class BatchDispatcher(Dispatcher):
         run, limit_s = self._handlers.find(ANY)
         assert run is not None  # a batch handler is a single one
         failures: dict[str, BaseException] = {}
-        results: Any = None
+        results: list[Any] = [None] * len(jobs)
         try:
-            results = await (
+            returned = await (
                 run(jobs) if limit_s is None else within(limit_s, run(jobs), self._queue)
             )
+            if isinstance(returned, list) and len(returned) == len(jobs):
+                results = returned
         except BatchError as error:
             failures = dict(error.failures)
-            if unknown := failures.keys() - {job.id for job in jobs}:
+            results = [error.results.get(job.id) for job in jobs]
+            if unknown := {*failures, *error.results} - {job.id for job in jobs}:
                 logger.warning(
                     "BatchError names jobs that were not in the batch: %s",
                     unknown,
@@ -125,11 +128,9 @@ class BatchDispatcher(Dispatcher):
             if not all(handled):
                 raise
             return
-        values = results if isinstance(results, list) and len(results) == len(jobs) else None
-        for i, (entry, job) in enumerate(zip(good, jobs, strict=True)):
+        for entry, job, result in zip(good, jobs, results, strict=True):
             failure = failures.get(job.id)
-            if failure is not None:
-                self._failed(entry, failure, started_ns)
-            else:
-                result = None if values is None else values[i]
+            if failure is None:
                 self._returned(entry, job.id, result, started_ns)
+            else:
+                self._failed(entry, failure, started_ns)

@@ -26,7 +26,7 @@ SAMPLES = [
     errors.ServerError("WRONGTYPE no"),
     errors.UnreachableError("no"),
     errors.UnrecoverableError("no"),
-    BatchError({"a": ValueError("bad")}),
+    BatchError({"a": ValueError("bad")}, results={"b": 1}),
     JobFailedError("a", "unrecoverable", "no handler"),
     PayloadError("no"),
     PayloadTooLargeError(11, 10),
@@ -74,6 +74,15 @@ def test_messages_carry_their_facts() -> None:
     assert (
         str(BatchError({"a": ValueError("bad")})) == "1 of the batch failed (a: ValueError('bad'))"
     )
+
+
+def test_a_batch_error_keeps_its_results() -> None:
+    error = BatchError({"a": ValueError("bad")}, results={"b": 1})
+    assert error.results == pickle.loads(pickle.dumps(error)).results == {"b": 1}
+    assert BatchError({}).results == {}
+    for wrong in ([1], "b", 1):
+        with pytest.raises(TypeError, match="results must be a mapping of job ids"):
+            BatchError({}, results=wrong)  # type: ignore[arg-type]
 
 
 def test_retry_keeps_its_delay() -> None:

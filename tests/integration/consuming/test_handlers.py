@@ -270,6 +270,23 @@ async def test_each_job_of_a_batch_has_its_own_fate(
     await until(lambda: at_rest(redis, keys), "every job of the batch is settled")
 
 
+async def test_the_good_jobs_of_a_batch_that_failed_in_part_have_results(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(jobs: list[Job]) -> None:
+        raise BatchError(
+            {job.id: ValueError(job.data) for job in jobs if job.data == 1},
+            results={job.id: [job.data] for job in jobs} | {"unknown": 1},
+        )
+
+    jobs = await queue.add_bulk([{"name": "n", "data": i, "attempts": 1} for i in range(3)])
+    running = start(handler, batch=3, batch_linger_ms=500, store_results=True)
+    await running.buried(1)
+    assert [await running.result(queue, jobs[i].id) for i in (0, 2)] == [[0], [2]]
+    assert await queue.get_job_result(jobs[1].id) is None, "it failed, whatever it would return"
+    assert "BatchError names jobs that were not in the batch: {'unknown'}" in caplog.text
+
+
 async def test_a_batch_that_raises_fails_as_a_whole(queue: Queue, start: Start, dead: Dead) -> None:
     def handler(jobs: list[Job]) -> None:
         raise OSError("all of them")
