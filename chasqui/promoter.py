@@ -19,6 +19,7 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
 from chasqui.config import MAX_MS, CredentialProvider, check_int
 from chasqui.connection import Connection
+from chasqui.consumers import Sweeper
 from chasqui.duty import Duty, Standalone
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
@@ -95,6 +96,7 @@ class PromoterDuty(Duty):
         super().__init__(connection, Lease(keys.promoter_lock, holder_id, self._config.lock_ttl_s))
         self._keys = keys
         self._bell = Bell(bell, self._awake.set)
+        self._sweeper = Sweeper(keys, connection)
         self._metrics = guard(metrics)
         self._outcome: LockOutcome | None = None
         #: The score of the first job when last seen; None if there was none.
@@ -130,6 +132,7 @@ class PromoterDuty(Duty):
             await self._promote()
         elif look is not None:
             await self._heed(await look)
+        self._sweeper.turn()
         now_s = monotonic()
         wait_s = lease.next_step_s
         if bell.is_waiting_for(self._keys.wake):

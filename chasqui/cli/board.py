@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from chasqui import dlq
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.cli.facts import History, look, mappings
+from chasqui.cli.facts import History, look
 from chasqui.cli.queues import find_queues
 from chasqui.config import Endpoint
 from chasqui.connection import Connection
+from chasqui.consumers import HANDED_BACK_MS
 from chasqui.dlq import DeadJob
 from chasqui.errors import NotSupportedError
 from chasqui.keys import Keys
@@ -25,32 +26,21 @@ _ANY_SIZE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """A consumer of the group."""
-
-    name: str
-    pending: int
-    #: Since it last asked for jobs.
-    idle_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunningFacts:
     """An entry that a worker has."""
 
     job_id: str
     name: str
     worker: str
-    #: Since it was handed out, or its lease renewed.
+    #: Since it was handed out, or its lease renewed: when it began Redis does not know.
     idle_ms: int
     deliveries: int
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """More of one queue."""
+    """More of one queue: jobs that run, and dead ones."""
 
-    workers: list[WorkerFacts]
     running: list[RunningFacts]
     dead: list[DeadJob]
 
@@ -80,22 +70,18 @@ class Board:
             history.add(await look(self._connection(name), Keys(name), self._group))
 
     async def details(self, queue: str) -> Details:
-        """Workers, running and dead jobs of one queue."""
+        """Running and dead jobs of one queue."""
         connection, keys = self._connection(queue), Keys(queue)
         request = commands(
-            ("XINFO", "CONSUMERS", keys.stream, self._group),
             ("XPENDING", keys.stream, self._group, "-", "+", SHOWN),
             effect=Effect.READ,
             raises=False,
         )
-        consumers, pending = await connection.submit(request)
-        workers = [
-            WorkerFacts(_text(one[b"name"]), one[b"pending"], one[b"idle"])
-            for one in mappings(consumers)
-        ]
-        held = pending if isinstance(pending, list) else []
+        pending = await connection.submit(request)
+        rows = pending if isinstance(pending, list) else []
+        held = [row for row in rows if row[2] < HANDED_BACK_MS]
         dead = await connection.run(dlq.peek(keys, SHOWN))
-        return Details(workers, await self._running(connection, keys, held), dead)
+        return Details(await self._running(connection, keys, held), dead)
 
     async def toggle_pause(self, queue: str) -> bool:
         """Pause a queue, or resume it if it is; whether it is paused now."""

@@ -16,7 +16,20 @@ from chasqui.request import Effect, commands
 
 #: Moments that are remembered: a minute, at a look per second.
 HISTORY: Final = 60
+#: A worker that was not seen for this long is likely gone: it asks for jobs every few seconds, and
+#: renews what it holds.
+SILENT_MS: Final = 60_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A consumer of the group."""
+
+    name: str
+    pending: int
+    #: Since it last asked for jobs, or renewed some.
+    idle_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,15 @@ class Facts:
     has_group: bool
     #: Entries that ever came into the stream; None where the server does not count them.
     entered: int | None
+    #: All consumers of the group, also those that are gone.
+    consumers: list[WorkerFacts]
+
+    @property
+    def live(self) -> list[WorkerFacts]:
+        """The workers that were seen lately; all of them while the queue is paused, for then they
+        ask for nothing."""
+        is_paused = self.counts.is_paused
+        return [one for one in self.consumers if is_paused or one.idle_ms < SILENT_MS]
 
     @property
     def depth(self) -> int:
@@ -43,7 +65,7 @@ class Facts:
 
     def rows(self) -> dict[str, Any]:
         """The facts by name. The first six are chasquimq's, in its words."""
-        counts = self.counts
+        counts, live = self.counts, len(self.live)
         return {
             "stream depth": self.depth,
             "pending": counts.pending,
@@ -53,6 +75,9 @@ class Facts:
             "repeatable count": counts.repeatables,
             "oldest job in stream (ms)": counts.oldest_ms,
             "paused": counts.is_paused,
+            # Of a paused queue nobody can tell.
+            "live workers": None if counts.is_paused else live,
+            "silent workers": None if counts.is_paused else len(self.consumers) - live,
         }
 
 
@@ -64,10 +89,11 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         ("XINFO", "STREAM", keys.stream),
         ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"),
         ("TIME",),
+        ("XINFO", "CONSUMERS", keys.stream, group),
         effect=Effect.READ,
         raises=False,
     )
-    groups, stream, oldest, (seconds, micros) = await connection.submit(request)
+    groups, stream, oldest, (seconds, micros), consumers = await connection.submit(request)
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     names = [one.get(b"name") for one in mappings(groups)]
     return Facts(
@@ -76,6 +102,10 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         delayed_lag_ms=next((max(0, now_ms - due) for _, due in scored(oldest)), None),
         has_group=group.encode() in names,
         entered=0 if isinstance(stream, ReplyError) else mapping(stream).get(b"entries-added"),
+        consumers=[
+            WorkerFacts(one[b"name"].decode(errors="replace"), one[b"pending"], one[b"idle"])
+            for one in mappings(consumers)
+        ],
     )
 
 

@@ -24,8 +24,8 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
     "worker": (
         (
             *(scripts.ACK, scripts.BURY, scripts.COMPLETE, scripts.FIRE, scripts.LEASE_RELEASE),
-            *(scripts.LEASE_TAKE, scripts.PROMOTE, scripts.RECLAIM, scripts.RECOVER),
-            *(scripts.RELEASE, scripts.RENEW, scripts.RETRY),
+            *(scripts.LEASE_TAKE, scripts.LEAVE, scripts.PROMOTE, scripts.RECLAIM),
+            *(scripts.RECOVER, scripts.RELEASE, scripts.RENEW, scripts.RETRY, scripts.SWEEP),
         ),
         "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd xtrim blpop getex exists "
         "zcard zcount zrangebyscore hmget time info",
@@ -119,6 +119,7 @@ def _samples(keys: Keys) -> dict[str, tuple[Any, ...]]:
         "xdel": (stream, "0-1"),
         "xgroup|create": (stream, group, "0"),
         "xgroup|createconsumer": (stream, group, "consumer"),
+        "xgroup|delconsumer": (stream, group, "consumer"),
         "xinfo|consumers": (stream, group),
         "xinfo|groups": (stream,),
         "xinfo|stream": (stream,),

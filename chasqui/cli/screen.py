@@ -14,7 +14,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static
 
 from chasqui.cli.board import Board, Details
-from chasqui.cli.facts import History, sparkline
+from chasqui.cli.facts import Facts, History, sparkline
 from chasqui.cli.output import at_ms, cell, count, escaped
 from chasqui.config import Endpoint
 from chasqui.errors import ChasquiError
@@ -59,7 +59,7 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Table(id="queues", cursor_type="row")
-        yield Static("workers", classes="title")
+        yield Static("workers", id="workers-title", classes="title")
         yield Table(id="workers", cursor_type="none")
         yield Static("running", classes="title")
         yield Table(id="running", cursor_type="none")
@@ -69,8 +69,8 @@ class Top(App[None]):
     def on_mount(self) -> None:
         columns = {
             "queues": _QUEUE_COLUMNS,
-            "workers": ("worker", "pending", "asked ms ago"),
-            "running": ("job", "name", "worker", "held ms", "deliveries"),
+            "workers": ("worker", "pending", "seen ms ago"),
+            "running": ("job", "name", "worker", "renewed ms ago", "deliveries"),
         }
         for name, labels in columns.items():
             table = self._table(name)
@@ -96,6 +96,7 @@ class Top(App[None]):
                     await self._board.look()
                     self._draw_queues()
                     if (queue := self._chosen()) is not None:
+                        self._draw_workers(self._board.histories[queue].last)
                         self._draw_details(await self._board.details(queue))
                     self._tell("" if self._board.histories else "no queues")
                 except ChasquiError as error:
@@ -117,11 +118,15 @@ class Top(App[None]):
             for column, value in zip(_QUEUE_COLUMNS, cells, strict=True):
                 table.update_cell(name, column, value, update_width=True)
 
+    def _draw_workers(self, facts: Facts) -> None:
+        """Those that live; how many others the group has."""
+        silent = len(facts.consumers) - len(facts.live)
+        title = "workers" + (f", and {silent:,} not seen for a minute" if silent else "")
+        self._main.query_one("#workers-title", Static).update(title)
+        rows = ((one.name, one.pending, one.idle_ms) for one in facts.live)
+        _fill(self._table("workers"), rows)
+
     def _draw_details(self, details: Details) -> None:
-        _fill(
-            self._table("workers"),
-            ((one.name, one.pending, one.idle_ms) for one in details.workers),
-        )
         _fill(
             self._table("running"),
             (

@@ -65,10 +65,10 @@ async def _now(board: Board) -> dict[str, Any]:
 
 
 async def _queue(board: Board, name: str) -> dict[str, Any]:
-    details = await board.details(name)
+    details, facts = await board.details(name), board.histories[name].last
     return {
-        **as_names(board.histories[name].last.rows()),
-        "workers": [asdict(one) for one in details.workers],
+        **as_names(facts.rows()),
+        "workers": [asdict(one) for one in facts.live],
         "running": [asdict(one) for one in details.running],
         "dead": [
             {"dlq_id": one.dlq_id, "job_id": one.job_id, "name": one.name, "reason": one.reason}

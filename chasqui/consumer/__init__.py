@@ -25,7 +25,9 @@ from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.reader import Reader, release
 from chasqui.consumer.relocator import Relocator
+from chasqui.consumers import leave
 from chasqui.duty import Duty
+from chasqui.errors import ChasquiError
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.link import in_thread
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 FLUSH_DEADLINE_S = 5.0
 #: How long a drain that was cancelled waits, in all, for a server that is gone.
 CANCELLED_S = 1.0
+#: How long it may take to leave the group, where the server has answered all before.
+LEAVE_S = 1.0
 #: How long a duty that ended by an error waits before it begins anew.
 DUTY_AGAIN_MIN_S, DUTY_AGAIN_MAX_S = 1.0, 30.0
 
@@ -285,6 +289,20 @@ class Engine:
         await self._best_effort(self._flush(), flush_s)
         # What the deadline cut short is still ours: let others have it now.
         await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
+        if self.connection.is_connected and not self._is_silent:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Cease to be a consumer of the group; what was handed back keeps us one. Nobody needs it:
+        the leader does it later."""
+        config, queue = self.config, self.keys.queue
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self.connection.submit(leave(self.keys, config.group, config.consumer_id))
+        except (ChasquiError, TimeoutError) as error:
+            if "NOGROUP" not in str(error):
+                fields = {"queue": queue}
+                logger.info("the group of queue %s still lists us: %r", queue, error, extra=fields)
 
     async def _hand_back(self) -> None:
         kept, wake = self.holdings.busy_ids(), self._reader.has_claim

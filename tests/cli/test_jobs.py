@@ -32,6 +32,8 @@ def test_jobs_are_added_and_seen_on_every_server(
         "oldest_delayed_lag_ms": 0,
         "repeatable_count": 1,
         "paused": False,
+        "live_workers": 0,
+        "silent_workers": 0,
     }
     listed = {row["queue"]: row for row in call("queues", "--json", url=url).json}
     assert listed[queue_name]["waiting"] == 1
@@ -58,7 +60,9 @@ def test_inspect_counts_what_a_worker_has(
     with redis.Redis.from_url(valkey_9.url) as client:
         client.xgroup_create(stream, "default", "0")
         client.xreadgroup("default", "somebody", {stream: ">"})
-    assert "pending\t1\n" in chasqui("inspect", queue_name).out
+    told = chasqui("inspect", queue_name).out
+    assert "pending\t1\n" in told
+    assert "live workers\t1\n" in told
     assert "pending\t0 (group not created)\n" in chasqui("inspect", queue_name, "--group", "x").out
 
 

@@ -239,6 +239,25 @@ def test_top_shows_queues_and_obeys_keys(
         assert terminal.wait() == 0
 
 
+def test_top_lists_the_workers_that_live_and_counts_the_others(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(valkey_9.url) as client:
+        client.xgroup_create(Keys(queue_name).stream, "default", mkstream=True)
+        client.xgroup_createconsumer(Keys(queue_name).stream, "default", "w1")
+
+    def told() -> tuple[list[str], int | None, int | None]:
+        queue = chasqui("top", queue_name, "--json").json[queue_name]
+        names = [one["name"] for one in queue["workers"]]
+        return names, queue["live_workers"], queue["silent_workers"]
+
+    assert told() == (["w1"], 1, 0)
+    monkeypatch.setattr("chasqui.cli.facts.SILENT_MS", 0)  # it was not seen for so long
+    assert told() == ([], 0, 1)
+    chasqui("pause", queue_name)  # now nobody asks, and nobody can tell
+    assert told() == (["w1"], None, None)
+
+
 async def test_top_ends_in_the_middle_of_a_look(
     valkey_9: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,8 +98,8 @@ def test_workers_killed_at_any_moment(fleet: Fleet) -> None:
 
 
 @pytest.mark.fault(26)
-def test_a_worker_removes_no_consumer(fleet: Fleet) -> None:
-    """Neither its own with jobs in hand, nor that of a worker that died."""
+def test_a_worker_removes_its_own_consumer_only_and_only_empty(fleet: Fleet) -> None:
+    """Not that of a worker that died a moment ago."""
     fleet.add("hold", 10)
     doomed = fleet.start("doomed", concurrency=2, read_count=10)
     eventually(lambda: fleet.consumers().get("doomed") == 10, "it has them all")
@@ -109,7 +109,7 @@ def test_a_worker_removes_no_consumer(fleet: Fleet) -> None:
     eventually(lambda: fleet.census().is_empty, "the heir has done them")
     heir.terminate()
     assert heir.wait() == 0
-    assert fleet.consumers() == {"doomed": 0, "heir": 0}
+    assert fleet.consumers() == {"doomed": 0}
 
 
 def leave_with_jobs(fleet: Fleet, **options: Any) -> dict[str, set[int]]:
