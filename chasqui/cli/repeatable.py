@@ -102,7 +102,7 @@ def add(
             limit=limit,
             attempts=attempts,
             backoff=backoff,
-            job_id=key,
+            key=key,
             missed_fires=_policy(missed),
         ),
     )

@@ -159,6 +159,15 @@ def test_repeatable_job_is_added_listed_and_removed(chasqui: Chasqui, queue_name
     assert (gone.code, gone.out) == (1, "not found\n")
 
 
+def test_repeatable_job_of_the_same_key_is_replaced(chasqui: Chasqui, queue_name: str) -> None:
+    add = ["repeatable", "add", queue_name, "digest", "{}", "--key", "daily", "--json"]
+    assert chasqui(*add, "--cron", "0 8 * * *").json == {"key": "daily"}
+    assert chasqui(*add, "--cron", "0 9 * * *").json == {"key": "daily"}
+    (row,) = chasqui("repeatable", "list", queue_name, "--json").json
+    assert (row["key"], row["pattern"]["expression"]) == ("daily", "0 9 * * *")
+    assert chasqui("repeatable", "remove", queue_name, "daily").code == 0
+
+
 def test_pause_and_resume(chasqui: Chasqui, queue_name: str) -> None:
     assert chasqui("pause", queue_name).out.startswith(f"queue {queue_name} paused")
     assert chasqui("inspect", queue_name, "--json").json["paused"] is True
