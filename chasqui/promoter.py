@@ -250,8 +250,11 @@ class PromoterDuty(Duty):
 
     def _tell_outcome(self, outcome: LockOutcome) -> None:
         if outcome is not self._outcome:
+            was_leader = self._outcome is LockOutcome.ACQUIRED
             self._outcome = outcome
             if self._metrics is not None:
+                if was_leader:
+                    self._metrics.promoter_lock_outcome(LockOutcome.LOST)
                 self._metrics.promoter_lock_outcome(outcome)
 
 

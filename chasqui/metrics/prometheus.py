@@ -141,7 +141,6 @@ class PrometheusSink(MetricsSink):
         self._families = families
         self._registry = registry
         self._queue = {} if queue is None else {"queue": queue}
-        self._is_leader = False
 
     def watch(self, worker: "Watched") -> None:
         """Also tell, when scraped, how a worker is doing, from its `run` on until it is closed.
@@ -165,9 +164,8 @@ class PrometheusSink(MetricsSink):
     def promoter_lock_outcome(self, outcome: LockOutcome, /) -> None:
         if outcome is LockOutcome.ACQUIRED:
             self._of(self._families.lock_acquired).inc()
-        elif self._is_leader:
+        elif outcome is LockOutcome.LOST:
             self._of(self._families.lock_lost).inc()
-        self._is_leader = outcome is LockOutcome.ACQUIRED
 
     def reader_batch(self, batch: ReaderBatch, /) -> None:
         self._of(self._families.batch_size).observe(batch.size)

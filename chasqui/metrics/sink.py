@@ -26,10 +26,15 @@ class PromoterTick:
 
 
 class LockOutcome(enum.Enum):
-    """The promoter became the leader, or found that another one is. Told on change only."""
+    """The promoter became the leader, or found that another one is. Told on change only.
+
+    One that led and finds another one tells LOST first. Only it knows: a sink that several share
+    cannot tell whose HELD it gets.
+    """
 
     ACQUIRED = "acquired"
     HELD = "held"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,8 @@ async def test_the_outcome_of_the_lock_is_told_on_change_only(
     duty.lease._renew_at_s = 0.0
     assert await duty.run_once() is None
     assert await duty.run_once() is None
-    assert metrics.all(LockOutcome) == [LockOutcome.ACQUIRED, LockOutcome.HELD]
+    told = [LockOutcome.ACQUIRED, LockOutcome.LOST, LockOutcome.HELD]
+    assert metrics.all(LockOutcome) == told
     assert metrics.all(PromoterTick) == [PromoterTick(0, 0, 0)] * 2
 
 
