@@ -44,13 +44,19 @@ class Lease:
         self.holder = holder or str(uuid.uuid4())
         self.ttl_s = ttl_s
         #: While it is ours.
-        self._renew_at_s = self._ends_at_s = 0.0
+        self._since_s = self._renew_at_s = self._ends_at_s = 0.0
         #: While it is somebody else's: when to look at it again, and when it may be free.
         self._look_at_s = self._free_at_s = 0.0
 
     @property
     def is_held(self) -> bool:
         return monotonic() < self._ends_at_s
+
+    @property
+    def held_s(self) -> float:
+        """How long it has been ours without a break."""
+        now_s = monotonic()
+        return now_s - self._since_s if now_s < self._ends_at_s else 0.0
 
     @property
     def must_renew(self) -> bool:
@@ -104,6 +110,7 @@ class Lease:
             )
         )
         if left_ms == -1:
+            self._since_s = now_s
             self._extend(now_s)
         else:
             self._follow(left_ms)

@@ -4,6 +4,7 @@ Nothing here reads a clock or talks to Redis: the scheduler passes Redis's time 
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -184,6 +185,25 @@ class RepeatSpec:
             now_ms = due_ms + (now_ms - due_ms) // interval * interval
         return self.next_fire_ms(now_ms)
 
+    def _last_fire(self, due_ms: int, until_ms: int, after_ms: int) -> int:
+        """Of the fires from `due_ms` on, the last one by `until_ms`; any other, where that is not
+        later than `after_ms`. In a few steps however long ago `due_ms` was."""
+        if self.end_before_ms is not None:
+            until_ms = min(until_ms, self.end_before_ms)
+        interval = self.pattern.interval_ms
+        if interval is not None:
+            return due_ms + (until_ms - due_ms) // interval * interval
+        next_after = self._cron().next_after
+
+        def is_last(second: int) -> bool:
+            following = next_after(second * 1000)
+            return following is None or following > until_ms
+
+        # A cron expression fires on whole seconds.
+        seconds = range(max(due_ms, after_ms) // 1000, until_ms // 1000)
+        found = bisect_left(seconds, True, key=is_last)
+        return (seconds.start + found) * 1000 if found else due_ms
+
     def _is_over(self, at_ms: int) -> bool:
         return self.end_before_ms is not None and at_ms > self.end_before_ms
 
@@ -212,12 +232,16 @@ class FirePlan:
             yield FirePlan(times[start:end], times[end] if end < len(times) else self.next_ms)
 
 
-def plan_fires(spec: RepeatSpec, due_ms: int, now_ms: int, fired: int) -> FirePlan:
+def plan_fires(
+    spec: RepeatSpec, due_ms: int, now_ms: int, fired: int, *, led_since_ms: int | None = None
+) -> FirePlan:
     """What `spec` does at `now_ms`, due at `due_ms` (its score) and fired `fired` times so far.
 
     One fire that is due is fired, however late. Two or more are missed fires, and all of them go
     by the spec's policy: skipped; fired once, as of `due_ms`; or fired from the oldest on, up to
     `max_catchup` and MAX_FIRES_PER_PLAN, the others skipped. chasquimq does the same.
+    To skip is for fires that came while no scheduler ran. So the last of them is fired if it came
+    later than `led_since_ms`, when this scheduler began to lead: then it is the one that is late.
     Raises ValueError for a cron expression that cannot be read.
     """
     if due_ms > now_ms:
@@ -232,6 +256,9 @@ def plan_fires(spec: RepeatSpec, due_ms: int, now_ms: int, fired: int) -> FirePl
     policy = spec.missed_fires
     if is_missed and policy is None:
         times = []
+        if led_since_ms is not None and led_since_ms < now_ms:
+            last = spec._last_fire(due_ms, now_ms, led_since_ms)
+            times = [last] if last > led_since_ms else []
     elif is_missed and policy is not None and policy.max_catchup is not None:
         most = min(policy.max_catchup, left, MAX_FIRES_PER_PLAN)
         while len(times) < most:

@@ -2,17 +2,17 @@
 
 It sleeps until the next fire by Redis's clock, and looks once per tick whether a spec was written
 that fires earlier, or that clock was set. Which fires a spec owes, repeat.py knows. The script
-that fires compares the spec's score with the one that the fires were computed from, so that a
-leader that was paused in between, or a request sent twice, cannot fire a slot again.
+that fires a page of specs compares each one's score with the one that its fires were computed from,
+so that a leader that was paused in between, or a request sent twice, cannot fire a slot again.
 """
 
 import logging
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from chasqui import scripts
 from chasqui._core.envelope import encode_envelope
@@ -23,6 +23,7 @@ from chasqui.connection import Connection
 from chasqui.duty import Duty, Standalone
 from chasqui.keys import FIRED, RETRY, SPEC, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
+from chasqui.metrics import MetricsSink, SchedulerTick, guard
 from chasqui.repeat import FirePlan, RepeatSpec, plan_fires
 from chasqui.repeatables import scored
 from chasqui.request import Effect, Request, commands
@@ -32,14 +33,21 @@ logger = logging.getLogger(__name__)
 
 #: Jobs that one script call fires, at most so many and so large: the server serves nobody else
 #: meanwhile.
-FIRES_PER_CALL: Final = 250
+FIRES_PER_CALL: Final = 256
 _BYTES_PER_CALL: Final = 4 << 20
+#: A spec that fires so much later than it was due, or by a whole interval, is late.
+LATE_MS: Final = 1000
+#: How often a scheduler that is behind says so.
+WARN_EVERY_S: Final = 60.0
 #: The shortest time between two looks while there is no spec at all.
 EMPTY_POLL_S: Final = 3.0
 #: When to look again after another scheduler was seen at work, or a fire's answer was lost.
 _LOOK_AGAIN_S: Final = 0.05
 #: What is no such count of fires, the script could not count on from.
 _FIRED: Final = re.compile(rb"0|[1-9][0-9]{0,14}")
+
+#: A due spec: its key and its score, what it is, and what it does now.
+Owed: TypeAlias = tuple[bytes, int, RepeatSpec, FirePlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,26 @@ class Fired:
     next_due_s: float | None
 
 
+@dataclass(slots=True)
+class _Round:
+    """What a look at the specs has done so far."""
+
+    #: What was due by then is fired, by Redis's clock.
+    until_ms: int
+    #: What that clock showed last.
+    now_ms: int
+    fires: int = 0
+    #: Specs that fired late, though this scheduler led when they were due, and by how much at most.
+    late: int = 0
+    late_ms: int = 0
+    #: The longest time that any spec had been due.
+    lag_ms: int = 0
+    #: Another scheduler is at work, or an answer was lost.
+    is_stale: bool = False
+    #: Specs that cannot be read, and why.
+    unreadable: dict[bytes, str] = field(default_factory=dict)
+
+
 class SchedulerDuty(Duty):
     """One queue's scheduler, on a command connection that it may share with others.
 
@@ -91,17 +119,20 @@ class SchedulerDuty(Duty):
         config: SchedulerConfig | None = None,
         *,
         holder_id: str | None = None,
+        metrics: MetricsSink | None = None,
     ) -> None:
         self._config = config or SchedulerConfig()
         super().__init__(connection, Lease(keys.scheduler_lock, holder_id, self._config.lock_ttl_s))
         self._keys = keys
         self._bell = Bell(bell, self._awake.set)
+        self._metrics = guard(metrics)
         self._ulids = UlidFactory()
         #: Specs that could not be read when last seen, and why: each told once.
         self._unreadable: dict[bytes, str] = {}
         #: The score of the next spec to fire, when last seen; None if there was none.
         self._next_ms: int | None = None
         self._next_at_s = self._tick_at_s = 0.0
+        self._warn_at_s = 0.0
         self._is_empty = True
 
     async def run_once(self) -> Fired | None:
@@ -160,47 +191,50 @@ class SchedulerDuty(Duty):
     # ── Firing ──────────────────────────────────────────────────────────────────────────────────
 
     async def _fire_due(self) -> Fired:
+        """Fire what is due by now, the oldest first, for as long as it leads."""
         key, batch = self._keys.repeat, self._config.batch
         now_ms = _ms(await self.connection.execute("TIME", effect=Effect.READ))
-        fires = 0
-        is_stale = False
-        unreadable: dict[bytes, str] = {}
-        while not is_stale:
+        current = _Round(until_ms=now_ms, now_ms=now_ms)
+        while not current.is_stale and await self.lease.hold(self.connection):
             # What cannot be read stays where it is, before all others: step over it.
             reply = await self.connection.execute(
-                *("ZRANGEBYSCORE", key, "-inf", now_ms),
-                *("WITHSCORES", "LIMIT", len(unreadable), batch),
+                *("ZRANGEBYSCORE", key, "-inf", current.until_ms),
+                *("WITHSCORES", "LIMIT", len(current.unreadable), batch),
                 effect=Effect.READ,
             )
             due = list(scored(reply))
             if due:
-                count, is_stale = await self._fire_page(due, now_ms, unreadable)
-                fires += count
+                await self._fire_page(due, current)
             if len(due) < batch:
                 break
-        self._unreadable = unreadable
+        self._unreadable = current.unreadable
+        next_due_s = await self._find_next(current)
+        self._tell(current)
+        return Fired(current.fires, len(current.unreadable), next_due_s)
+
+    async def _find_next(self, current: _Round) -> float | None:
+        """See when the first spec is due that this round did not fire; how long until then."""
+        after = f"({current.until_ms}"
         time, upcoming = await self.connection.submit(
             commands(
                 ("TIME",),
-                ("ZRANGEBYSCORE", key, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1),
+                ("ZRANGEBYSCORE", self._keys.repeat, after, "+inf", "WITHSCORES", "LIMIT", 0, 1),
                 effect=Effect.READ,
             )
         )
         self._next_ms = next((score for _, score in scored(upcoming)), None)
-        self._is_empty = self._next_ms is None and not unreadable
+        self._is_empty = self._next_ms is None and not current.unreadable
         next_due_s = None
         if self._next_ms is not None:
             next_due_s = max(0.0, (self._next_ms * 1000 - _us(time)) / 1e6)
         self._next_at_s = math.inf if next_due_s is None else monotonic() + next_due_s
         self._set_tick()
-        if is_stale:
+        if current.is_stale:
             self._tick_at_s = monotonic() + _LOOK_AGAIN_S
-        return Fired(fires, len(unreadable), next_due_s)
+        return next_due_s
 
-    async def _fire_page(
-        self, due: list[tuple[bytes, int]], now_ms: int, unreadable: dict[bytes, str]
-    ) -> tuple[int, bool]:
-        """Fire some due specs; how many jobs that made, and whether one was not due any more."""
+    async def _fire_page(self, due: list[tuple[bytes, int]], current: _Round) -> None:
+        """Fire some due specs, in as few script calls as their size allows."""
         hashes = await self.connection.submit(
             commands(
                 *(("HMGET", self._spec_key(member), SPEC, FIRED, RETRY) for member, _ in due),
@@ -208,53 +242,103 @@ class SchedulerDuty(Duty):
                 raises=False,
             )
         )
-        fires, is_stale = 0, False
-        for (member, due_ms), content in zip(
-            due, hashes if len(due) > 1 else [hashes], strict=True
-        ):
-            try:
-                spec, plan = _read(content, due_ms, now_ms)
-            except ValueError as error:
-                unreadable[member] = str(error)
-                if self._unreadable.get(member) != unreadable[member]:
-                    logger.error(
-                        "repeat spec %r of queue %s cannot be read, and does not fire: %s",
-                        member.decode(errors="replace"),
-                        self._keys.queue,
-                        error,
-                        extra={"queue": self._keys.queue},
-                    )
-                continue
-            for request in self._requests(member, spec, plan, due_ms, now_ms):
-                count = await self.connection.submit(request)
-                if count < 0:
-                    is_stale = True
-                    break
-                fires += count
-        return fires, is_stale
+        owed = self._owed(due, hashes if len(due) > 1 else [hashes], current)
+        for request in self._requests(owed, current.now_ms):
+            now_ms, fires, stale = await self.connection.submit(request)
+            # The clock may have been put back: what was due when the round began still is.
+            current.now_ms = max(current.until_ms, now_ms)
+            current.fires += fires
+            current.is_stale = current.is_stale or stale > 0
+            if not await self.lease.hold(self.connection):
+                break
 
-    def _requests(
-        self, member: bytes, spec: RepeatSpec, plan: FirePlan, due_ms: int, now_ms: int
-    ) -> Iterator[Request]:
-        """The script calls that carry a plan out; each starts from where the last one leaves."""
-        keys, keep = self._keys, self._config.max_stream_len
-        most = max(1, min(FIRES_PER_CALL, _BYTES_PER_CALL // (len(spec.payload) + 1)))
-        for step in plan.steps(most):
-            arguments: list[Any] = [member, due_ms]
-            arguments.append("" if step.next_ms is None else step.next_ms)
-            arguments.append("" if keep is None else keep)
-            arguments.append(spec.job_name)
-            for moment_ms in step.fire_times_ms:
-                job_id = self._ulids.next(now_ms)
-                envelope = encode_envelope(job_id, spec.payload, now_ms, 0, spec.retry)
-                arguments += (moment_ms, envelope)
-            yield scripts.call(
-                scripts.FIRE,
-                [keys.stream, keys.delayed, keys.repeat, self._spec_key(member), keys.wake],
-                arguments,
-                Effect.IDEMPOTENT,
+    def _owed(
+        self, due: list[tuple[bytes, int]], hashes: list[Any], current: _Round
+    ) -> Iterator[Owed]:
+        """What each of these specs owes; those that cannot be read are reported."""
+        now_ms = current.now_ms
+        led_since_ms = now_ms - int(self.lease.held_s * 1000)
+        for (member, due_ms), content in zip(due, hashes, strict=True):
+            try:
+                spec, fired = _read(content, due_ms)
+                plan = plan_fires(spec, due_ms, now_ms, fired, led_since_ms=led_since_ms)
+            except ValueError as error:
+                self._report(member, str(error), current)
+                continue
+            lag_ms = now_ms - due_ms
+            current.lag_ms = max(current.lag_ms, lag_ms)
+            # One that has not fired before may have been seen late.
+            is_late = lag_ms >= min(LATE_MS, spec.pattern.interval_ms or LATE_MS)
+            if is_late and fired and due_ms > led_since_ms:
+                current.late += 1
+                current.late_ms = max(current.late_ms, lag_ms)
+            yield member, due_ms, spec, plan
+
+    def _report(self, member: bytes, error: str, current: _Round) -> None:
+        current.unreadable[member] = error
+        if self._unreadable.get(member) != error:
+            logger.error(
+                "repeat spec %r of queue %s cannot be read, and does not fire: %s",
+                member.decode(errors="replace"),
+                self._keys.queue,
+                error,
+                extra={"queue": self._keys.queue},
             )
-            due_ms = step.next_ms or 0
+
+    def _tell(self, current: _Round) -> None:
+        """Say what a round did, and that it came late."""
+        if self._metrics is not None:
+            tick = SchedulerTick(current.fires, current.late, current.lag_ms)
+            self._metrics.scheduler_tick(tick)
+        if current.late and monotonic() >= self._warn_at_s:
+            self._warn_at_s = monotonic() + WARN_EVERY_S
+            logger.warning(
+                "the scheduler of queue %s is behind: %d specs fired up to %.1f s late; those "
+                "whose next time had come by then go by their policy for missed fires",
+                self._keys.queue,
+                current.late,
+                current.late_ms / 1000,
+                extra={
+                    "queue": self._keys.queue,
+                    "specs": current.late,
+                    "late_ms": current.late_ms,
+                },
+            )
+
+    def _requests(self, owed: Iterable[Owed], now_ms: int) -> Iterator[Request]:
+        """The script calls that carry plans out, in this order. A long plan takes several, each
+        starting from where the last one leaves."""
+        names: list[bytes] = []
+        arguments: list[Any] = []
+        fires = size = 0
+        for member, due_ms, spec, plan in owed:
+            each = len(spec.payload) + 1
+            for step in plan.steps(max(1, min(FIRES_PER_CALL, _BYTES_PER_CALL // each))):
+                times = step.fire_times_ms
+                own = max(1, len(times))
+                if names and (fires + own > FIRES_PER_CALL or size + own * each > _BYTES_PER_CALL):
+                    yield self._request(names, arguments)
+                    names, arguments, fires, size = [], [], 0, 0
+                names.append(self._spec_key(member))
+                next_ms = "" if step.next_ms is None else step.next_ms
+                arguments += (member, due_ms, next_ms, spec.job_name, len(times))
+                for moment_ms in times:
+                    job_id = self._ulids.next(now_ms)
+                    envelope = encode_envelope(job_id, spec.payload, now_ms, 0, spec.retry)
+                    arguments += (moment_ms, envelope)
+                fires, size = fires + own, size + own * each
+                due_ms = step.next_ms or 0
+        if names:
+            yield self._request(names, arguments)
+
+    def _request(self, names: list[bytes], arguments: list[Any]) -> Request:
+        keys, keep = self._keys, self._config.max_stream_len
+        return scripts.call(
+            scripts.FIRE,
+            [keys.stream, keys.delayed, keys.repeat, keys.wake, *names],
+            ["" if keep is None else keep, *arguments],
+            Effect.IDEMPOTENT,
+        )
 
     def _spec_key(self, member: bytes) -> bytes:
         return self._keys.repeat_spec(member.decode(errors="replace"))
@@ -274,6 +358,7 @@ class Scheduler(Standalone):
         lock_ttl_secs: int | None = None,
         holder_id: str | None = None,
         credential_provider: CredentialProvider | None = None,
+        metrics: MetricsSink | None = None,
     ) -> None:
         super().__init__(redis_url, queue_name, "scheduler", credential_provider)
         # 0 stands for the default, as None does.
@@ -291,17 +376,21 @@ class Scheduler(Standalone):
             lock_ttl_s=lock_ttl_secs or default.lock_ttl_s,
         )
         self._holder_id = holder_id
+        self._metrics = metrics
 
     def _duty(self, connection: Connection) -> SchedulerDuty:
         return SchedulerDuty(
-            self._keys, connection, self._connect(), self._config, holder_id=self._holder_id
+            self._keys,
+            connection,
+            self._connect(),
+            self._config,
+            holder_id=self._holder_id,
+            metrics=self._metrics,
         )
 
 
-def _read(
-    content: list[bytes | None] | ReplyError, due_ms: int, now_ms: int
-) -> tuple[RepeatSpec, FirePlan]:
-    """A spec and what it owes; ValueError if that cannot be said."""
+def _read(content: list[bytes | None] | ReplyError, due_ms: int) -> tuple[RepeatSpec, int]:
+    """A spec and how often it has fired; ValueError if that cannot be said."""
     if isinstance(content, ReplyError):
         if content.code != "WRONGTYPE":  # about the server, not about this spec
             raise exception_for(content)
@@ -313,8 +402,7 @@ def _read(
         raise ValueError(f"its count of fires is {fired!r}")
     if due_ms < 0:
         raise ValueError("its score is no time")
-    spec = RepeatSpec.decode(encoded, retry)
-    return spec, plan_fires(spec, due_ms, now_ms, int(fired or 0))
+    return RepeatSpec.decode(encoded, retry), int(fired or 0)
 
 
 def _us(time: list[bytes]) -> int:

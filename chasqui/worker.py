@@ -300,6 +300,7 @@ def timed_work(
             engine.new_connection(),
             scheduler,
             holder_id=config.consumer_id,
+            metrics=metrics,
         )
 
     makers: list[Callable[[Engine], Duty]] = []

@@ -49,6 +49,7 @@ QUEUES = {
     "test_results": "producer_and_operator",
     "test_retries": "producer_and_operator",
     "test_scheduler": "producer_and_operator",
+    "test_scheduler_behind": "producer_and_operator",
     "test_scheduler_running": "producer_and_operator",
     "test_shutdown": "producer_and_operator",
 }

@@ -1,72 +1,79 @@
--- fire: a repeat spec is due: put its jobs into the queue and set its next time, in one step.
--- KEYS  1 stream   2 delayed set   3 repeat set   4 spec hash   5 wake list
--- ARGV  1 spec key   2 score that the fires were computed from (ms)   3 next score, or '' if the spec
---       is finished   4 most entries to keep in the stream, or ''   5 name
---       then per fire: moment (ms), envelope
--- Returns how many were fired, or -1 if the spec is not due at that score any more: then another
--- scheduler has fired it, or it was written anew, and nothing is done. So a call that is repeated,
--- or was held up while others went on, does no harm.
+-- fire: repeat specs are due: put their jobs into the queue and set their next times, in one step.
+-- KEYS  1 stream   2 delayed set   3 repeat set   4 wake list   then per spec: its hash
+-- ARGV  1 most entries to keep in the stream, or ''
+--       then per spec: spec key, score that the fires were computed from (ms), next score, or '' if the
+--       spec is finished, name, number of fires, then per fire: moment (ms), envelope
+-- Returns {now (ms), jobs fired, specs that are not due at that score any more}. Such a spec was fired
+-- by another scheduler, or written anew, and nothing is done about it. So a call that is repeated, or
+-- was held up while others went on, does no harm.
 -- A fire whose moment has not come by Redis's clock waits in the delayed set.
+-- Each spec is done with before the next one begins: where the server refuses a job, the specs before
+-- it have fired, and it and those behind it are due as before.
 -- Before anything is changed, each command is used once to no effect: were one denied only then, the
 -- spec would fire again and again.
-local score = redis.call('ZSCORE', KEYS[3], ARGV[1])
-if not score or math.floor(tonumber(score)) ~= tonumber(ARGV[2]) then
-  return -1
-end
-local stream, keep, name = KEYS[1], ARGV[4], ARGV[5]
-local time = redis.call('TIME')
+local call, argv, stream, delayed, specs, wake, keep =
+  redis.call, ARGV, KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1]
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZADD', KEYS[3], 'XX', 0, '')
-local waits, is_due = false, false
-for i = 6, #ARGV, 2 do
-  if tonumber(ARGV[i]) > now then
-    waits = true
+
+call('ZADD', specs, 'XX', 0, '')
+call('ZREM', specs, '')
+local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
+if not string.find(denied.err, 'greater than 0-0', 1, true) then
+  return denied
+end
+denied = redis.pcall('HINCRBY', KEYS[5], 'fired', '')
+if not string.find(denied.err, 'not an integer', 1, true) then
+  return denied
+end
+
+local function put(moment, name, envelope)
+  if tonumber(moment) > now then
+    call('ZADD', delayed, moment, struct.pack('<I4', #name) .. name .. envelope)
+    if redis.pcall('EXISTS', wake) == 0 then
+      redis.pcall('LPUSH', wake, '1')
+      redis.pcall('EXPIRE', wake, 60)
+    end
+  elseif keep == '' then
+    if name == '' then
+      call('XADD', stream, '*', 'd', envelope)
+    else
+      call('XADD', stream, '*', 'd', envelope, 'n', name)
+    end
+  elseif name == '' then
+    call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope)
   else
-    is_due = true
+    call('XADD', stream, 'MAXLEN', '~', keep, '*', 'd', envelope, 'n', name)
   end
 end
-if waits then
-  redis.call('ZADD', KEYS[2], 'XX', 0, '')
-end
-if is_due then
-  local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
-  if not string.find(denied.err, 'greater than 0-0', 1, true) then
-    return denied
-  end
-end
-if ARGV[3] == '' then
-  redis.call('ZREM', KEYS[3], '')
-else
-  redis.call('HINCRBY', KEYS[4], 'fired', 0)
-end
-local fires = 0
-for i = 6, #ARGV, 2 do
-  if tonumber(ARGV[i]) > now then
-    redis.call('ZADD', KEYS[2], ARGV[i], struct.pack('<I4', #name) .. name .. ARGV[i + 1])
-    if redis.pcall('EXISTS', KEYS[5]) == 0 then
-      redis.pcall('LPUSH', KEYS[5], '1')
-      redis.pcall('EXPIRE', KEYS[5], 60)
-    end
+
+local fires, stale = 0, 0
+local i, spec = 2, 5
+while i <= #argv do
+  local key, next_score, name, count = argv[i], argv[i + 2], argv[i + 3], tonumber(argv[i + 4])
+  local first, last = i + 5, i + 3 + 2 * count
+  local score = call('ZSCORE', specs, key)
+  if not score or math.floor(tonumber(score)) ~= tonumber(argv[i + 1]) then
+    stale = stale + 1
   else
-    local fields = {stream, '*', 'd', ARGV[i + 1]}
-    if keep ~= '' then
-      fields = {stream, 'MAXLEN', '~', keep, '*', 'd', ARGV[i + 1]}
+    if count > 0 and tonumber(argv[last]) > now then
+      call('ZADD', delayed, 'XX', 0, '')
     end
-    if name ~= '' then
-      fields[#fields + 1] = 'n'
-      fields[#fields + 1] = name
+    for fire = first, last, 2 do
+      put(argv[fire], name, argv[fire + 1])
     end
-    redis.call('XADD', unpack(fields))
+    -- From here on these moments are not fired again, whatever becomes of the count.
+    if next_score == '' then
+      call('ZREM', specs, key)
+      redis.pcall('DEL', KEYS[spec])
+    else
+      call('ZADD', specs, next_score, key)
+      if count > 0 then
+        redis.pcall('HINCRBY', KEYS[spec], 'fired', count)
+      end
+    end
+    fires = fires + count
   end
-  fires = fires + 1
+  i, spec = last + 2, spec + 1
 end
-if ARGV[3] == '' then
-  redis.call('ZREM', KEYS[3], ARGV[1])
-  redis.pcall('DEL', KEYS[4])
-else
-  redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
-  if fires > 0 then
-    redis.call('HINCRBY', KEYS[4], 'fired', fires)
-  end
-end
-return fires
+return {now, fires, stale}

@@ -11,6 +11,7 @@ from chasqui.metrics.sink import (
     ReaderBatch,
     RetryScheduled,
     SafeSink,
+    SchedulerTick,
     guard,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "ReaderBatch",
     "RetryScheduled",
     "SafeSink",
+    "SchedulerTick",
     "guard",
 ]

@@ -24,6 +24,7 @@ from chasqui.metrics.sink import (
     PromoterTick,
     ReaderBatch,
     RetryScheduled,
+    SchedulerTick,
 )
 
 SCOPE: Final = "chasqui"
@@ -56,6 +57,9 @@ class OtelSink(MetricsSink):
         self._delayed = meter.create_gauge("chasqui.delayed.depth", "{job}")
         self._lag = meter.create_gauge("chasqui.promoter.lag", "s")
         self._lock = meter.create_counter("chasqui.promoter.lock", "{change}")
+        self._fired = meter.create_counter("chasqui.scheduler.fired", "{job}")
+        self._late = meter.create_counter("chasqui.scheduler.late", "{fire}")
+        self._fire_lag = meter.create_gauge("chasqui.scheduler.lag", "s")
 
     def promoter_tick(self, tick: PromoterTick, /) -> None:
         self._promoted.add(tick.promoted, self._own)
@@ -85,6 +89,11 @@ class OtelSink(MetricsSink):
         name = self._names.counted(routed.name)
         facts = {"chasqui.job.name": name, "chasqui.dlq.reason": routed.reason}
         self._dlq.add(1, self._with(facts))
+
+    def scheduler_tick(self, tick: SchedulerTick, /) -> None:
+        self._fired.add(tick.fired, self._own)
+        self._late.add(tick.late, self._own)
+        self._fire_lag.set(tick.lag_ms / 1000, self._own)
 
     def _with(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         return self._own | dict(attributes)

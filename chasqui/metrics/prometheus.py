@@ -26,6 +26,7 @@ from chasqui.metrics.sink import (
     PromoterTick,
     ReaderBatch,
     RetryScheduled,
+    SchedulerTick,
 )
 
 #: From a handler that only looks something up to one that renders a film.
@@ -107,6 +108,19 @@ class Families:
         self.lock_lost = make(
             Counter, "chasquimq_promoter_lock_lost", "Times that this promoter ceased to lead."
         )
+        self.fired = make(
+            Counter, "chasqui_scheduler_fired", "Jobs that repeat specs put into the queue."
+        )
+        self.fired_late = make(
+            Counter,
+            "chasqui_scheduler_late",
+            "Times that a repeat spec fired a second or a whole interval late.",
+        )
+        self.fire_lag = make(
+            Gauge,
+            "chasqui_scheduler_lag_seconds",
+            "How long the first repeat spec had been due when the scheduler last fired.",
+        )
 
 
 _families: WeakKeyDictionary[CollectorRegistry, Families] = WeakKeyDictionary()
@@ -187,6 +201,11 @@ class PrometheusSink(MetricsSink):
     def dlq_routed(self, routed: DlqRouted, /) -> None:
         name = self._families.names.counted(routed.name)
         self._of(self._families.dlq, reason=routed.reason, name=name).inc()
+
+    def scheduler_tick(self, tick: SchedulerTick, /) -> None:
+        self._of(self._families.fired).inc(tick.fired)
+        self._of(self._families.fired_late).inc(tick.late)
+        self._of(self._families.fire_lag).set(tick.lag_ms / 1000)
 
     def _of(self, metric: Any, **labels: str) -> Any:
         labels |= self._queue

@@ -85,6 +85,18 @@ class DlqRouted:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulerTick:
+    """The leading scheduler fired what was due."""
+
+    fired: int
+    #: Repeat specs that fired a second or a whole interval late, or later. A scheduler that keeps
+    #: up has none.
+    late: int
+    #: How long the first of all had been due when it fired; 0 if none was.
+    lag_ms: int
+
+
 class MetricsSink:
     """Gets a record of what happens; override what you count."""
 
@@ -99,6 +111,8 @@ class MetricsSink:
     def retry_scheduled(self, retry: RetryScheduled, /) -> None: ...
 
     def dlq_routed(self, routed: DlqRouted, /) -> None: ...
+
+    def scheduler_tick(self, tick: SchedulerTick, /) -> None: ...
 
 
 #: Names come from producers, who may make up any number of them, and a series is for good where it
@@ -150,6 +164,12 @@ class SafeSink(MetricsSink):
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
         self._tell(self._sink.dlq_routed, routed)
+
+    def scheduler_tick(self, tick: SchedulerTick, /) -> None:
+        # A sink that does not derive from ours may be older than this method.
+        method = getattr(self._sink, "scheduler_tick", None)
+        if method is not None:
+            self._tell(method, tick)
 
     def _tell(self, method: Callable[[R], None], record: R) -> None:
         try:

@@ -14,9 +14,19 @@ from chasqui.metrics.sink import (
     PromoterTick,
     ReaderBatch,
     RetryScheduled,
+    SchedulerTick,
 )
 
-R = TypeVar("R", PromoterTick, LockOutcome, ReaderBatch, JobOutcome, RetryScheduled, DlqRouted)
+R = TypeVar(
+    "R",
+    PromoterTick,
+    LockOutcome,
+    ReaderBatch,
+    JobOutcome,
+    RetryScheduled,
+    DlqRouted,
+    SchedulerTick,
+)
 
 
 class InMemorySink(MetricsSink):
@@ -121,6 +131,9 @@ class InMemorySink(MetricsSink):
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
         self._keep(routed)
+
+    def scheduler_tick(self, tick: SchedulerTick, /) -> None:
+        self._keep(tick)
 
     def _keep(self, record: object) -> None:
         self._records[type(record)].append(record)

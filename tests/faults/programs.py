@@ -128,7 +128,7 @@ def promote(url: str, direct_url: str, queue_name: str, folder: str) -> None:
 
 def fire(url: str, direct_url: str, queue_name: str, folder: str) -> None:
     """Fire until no spec is left."""
-    engine = Scheduler(url, queue_name, holder_id=NAME)
+    engine = Scheduler(url, queue_name, holder_id=NAME, batch=3)
     with redis.Redis.from_url(direct_url) as client:
         asyncio.run(_attend(engine, lambda: not client.exists(Keys(queue_name).repeat)))
 

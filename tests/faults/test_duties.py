@@ -71,8 +71,8 @@ async def fire_twice(
     seconds, micros = await redis("TIME")
     due_ms = int(seconds) * 1000 + int(micros) // 1000
     await redis("ZADD", keys.repeat, due_ms, job.id)
-    names = [keys.stream, keys.delayed, keys.repeat, keys.repeat_spec(job.id), keys.wake]
-    arguments = [job.id, due_ms, due_ms + 90_000, "", "r", due_ms, b"envelope"]
+    names = [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)]
+    arguments = ["", job.id, due_ms, due_ms + 90_000, "r", 1, due_ms, b"envelope"]
     stopped = scripts.call(script, names, arguments, Effect.IDEMPOTENT)
     await duty.run_once()
     await duty.connection.submit(stopped)
@@ -96,7 +96,7 @@ async def test_without_comparing_scores_the_slot_fires_twice(
     connect: Callable[..., Connection],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compare = b"math.floor(tonumber(score)) ~= tonumber(ARGV[2])"
+    compare = b"math.floor(tonumber(score)) ~= tonumber(argv[i + 1])"
     assert compare in scripts.FIRE.source
     source = scripts.FIRE.source.replace(compare, b"false")
     careless = type(scripts.FIRE)("fire", source, b"0" * 40)  # unknown, so it is sent whole

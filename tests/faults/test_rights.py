@@ -56,7 +56,7 @@ def run(
 
 
 def fire_keys(keys: Keys) -> list[bytes]:
-    return [keys.stream, keys.delayed, keys.repeat, keys.repeat_spec("fires"), keys.wake]
+    return [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec("fires")]
 
 
 #: Stands for the id of the entry that the worker has in hand.
@@ -139,14 +139,8 @@ CASES = {
         scripts.FIRE,
         run(
             scripts.FIRE,
-            lambda keys: [
-                keys.stream,
-                keys.delayed,
-                keys.repeat,
-                keys.repeat_spec("fires"),
-                keys.wake,
-            ],
-            *("fires", PAST_MS, PAST_MS + 1, "", "mail", PAST_MS, ENVELOPED),
+            fire_keys,
+            *("", "fires", PAST_MS, PAST_MS + 1, "mail", 1, PAST_MS, ENVELOPED),
         ),
         "zscore zadd xadd hincrby",
     ),
@@ -154,16 +148,21 @@ CASES = {
         scripts.FIRE,
         run(
             scripts.FIRE,
-            lambda keys: [
-                keys.stream,
-                keys.delayed,
-                keys.repeat,
-                keys.repeat_spec("fires"),
-                keys.wake,
-            ],
-            *("fires", PAST_MS, "", "", "mail", 1 << 50, ENVELOPED),
+            fire_keys,
+            *("", "fires", PAST_MS, "", "mail", 1, 1 << 50, ENVELOPED),
         ),
         "zscore zadd zrem",
+    ),
+    "fire several": Case(
+        scripts.FIRE,
+        run(
+            scripts.FIRE,
+            lambda keys: [*fire_keys(keys), keys.repeat_spec(SPEC), keys.repeat_spec("gone")],
+            *("", "fires", PAST_MS, "", "mail", 1, PAST_MS, ENVELOPED),
+            *("gone", PAST_MS, PAST_MS + 1, "mail", 1, PAST_MS, ENVELOPED),
+            *("fires", PAST_MS, PAST_MS + 1, "", 2, PAST_MS, ENVELOPED, 1 << 50, ENVELOPED),
+        ),
+        "zscore zadd xadd zrem hincrby",
     ),
 }
 

@@ -21,7 +21,7 @@ from chasqui.config import Endpoint
 from chasqui.connection import Connection
 from chasqui.exporter import Exporter
 from chasqui.keys import Keys
-from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick
+from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick, SchedulerTick
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
 from chasqui.promoter import PromoterDuty
@@ -81,6 +81,7 @@ class Both(InMemorySink):
             "JobOutcome": "job_outcome",
             "RetryScheduled": "retry_scheduled",
             "DlqRouted": "dlq_routed",
+            "SchedulerTick": "scheduler_tick",
         }[type(record).__name__]
         getattr(self.other, method)(record)
         super()._keep(record)
@@ -183,6 +184,16 @@ async def test_leadership_is_lost_only_by_who_had_it(
         assert changes() == [1, 1]
     finally:
         await connection.close()
+
+
+def test_a_scheduler_that_is_late_is_told(registry: CollectorRegistry) -> None:
+    sink = PrometheusSink(registry=registry)
+    sink.scheduler_tick(SchedulerTick(5, 2, 1_500))
+    sink.scheduler_tick(SchedulerTick(3, 1, 250))
+    seen = scrape(registry)
+    assert seen["chasqui_scheduler_fired_total", ()] == 8
+    assert seen["chasqui_scheduler_late_total", ()] == 3
+    assert seen["chasqui_scheduler_lag_seconds", ()] == 0.25
 
 
 async def test_a_worker_is_read_when_scraped(

@@ -17,6 +17,7 @@ from chasqui.metrics import (
     ReaderBatch,
     RetryScheduled,
     SafeSink,
+    SchedulerTick,
     guard,
 )
 from chasqui.metrics.testing import InMemorySink
@@ -28,6 +29,7 @@ RECORDS = {
     "job_outcome": JobOutcome(OutcomeKind.OK, 1, 1500, "mail"),
     "retry_scheduled": RetryScheduled(2, 100, "mail"),
     "dlq_routed": DlqRouted("malformed", 0, ""),
+    "scheduler_tick": SchedulerTick(7, 2, 1300),
 }
 
 
@@ -67,6 +69,13 @@ def test_a_sink_that_raises_is_logged_once_per_kind(method: str, caplog: pytest.
             tell(sink, method)
     assert len(caplog.records) == 1
     assert "counting is hard" in caplog.text
+
+
+def test_a_sink_that_was_written_without_the_scheduler_is_not_asked_for_it():
+    class Older:
+        """Derives from nothing of ours."""
+
+    tell(SafeSink(Older()), "scheduler_tick")  # type: ignore[arg-type]
 
 
 def test_a_cancelled_sink_still_cancels():

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -288,10 +290,46 @@ def test_fires_are_missed_as_soon_as_two_are_due() -> None:
     assert plan_fires(every(), 5000, 6000, 0) == FirePlan([], 7000)
 
 
+@pytest.mark.parametrize("spec", [every(), cron("* * * * * *")], ids=["every", "cron"])
+@pytest.mark.parametrize(
+    ("led_since", "times"),
+    [(0, [8000]), (5000, [8000]), (7999, [8000]), (8000, []), (8500, []), (9999, [])],
+)
+def test_of_skipped_fires_the_last_one_is_fired_if_it_came_while_a_scheduler_led(
+    spec: RepeatSpec, led_since: int, times: list[int]
+) -> None:
+    for now in (8000, 8999):
+        plan = plan_fires(spec, 5000, now, 0, led_since_ms=led_since)
+        assert plan == FirePlan(times, 9000)
+
+
+@pytest.mark.parametrize("spec", [every, functools.partial(cron, "* * * * * *")])
+def test_the_last_fire_keeps_to_limit_and_end(spec: Callable[..., RepeatSpec]) -> None:
+    assert plan_fires(spec(limit=3), 5000, 8500, 2, led_since_ms=0) == FirePlan([8000], None)
+    assert plan_fires(spec(limit=4), 5000, 8500, 2, led_since_ms=0) == FirePlan([8000], 9000)
+    for end, last in ((5999, 5000), (6000, 6000), (8000, 8000), (8999, 8000)):
+        plan = plan_fires(spec(end_before_ms=end), 5000, 8500, 0, led_since_ms=0)
+        assert plan == FirePlan([last], None)
+        late = plan_fires(spec(end_before_ms=end), 5000, 8500, 0, led_since_ms=last)
+        assert late == FirePlan([], None)
+
+
+def test_of_an_uneven_pattern_the_last_fire_is_found() -> None:
+    spec = cron("0 9-17 * * *")
+    evening_ms = NOW // 86_400_000 * 86_400_000 + 17 * 3_600_000
+    for hours in (0, 5, 12, 15):
+        plan = plan_fires(
+            spec, evening_ms - 3 * 86_400_000, evening_ms + hours * 3_600_000, 0, led_since_ms=0
+        )
+        assert plan.fire_times_ms == [evening_ms]
+
+
 def test_cron_written_by_chasquimq_loses_its_stray_milliseconds_and_no_fire() -> None:
     spec = cron("* * * * * *", missed_fires=MissedFiresPolicy.fire_all(9))
     assert plan_fires(spec, 5823, 5900, 0) == FirePlan([5823], 6000)
     assert plan_fires(spec, 5823, 8100, 0) == FirePlan([5823, 6000, 7000, 8000], 9000)
+    spec = cron("* * * * * *")
+    assert plan_fires(spec, 5823, 6100, 0, led_since_ms=5822) == FirePlan([6000], 7000)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +414,11 @@ def test_spec_years_behind_is_planned_in_few_steps(
         assert plan.next_ms is not None
         assert NOW < plan.next_ms <= NOW + 1000
         assert asked <= count + 2
+    spec = RepeatSpec.make("t", pattern, VALUE)
+    asked = 0
+    plan = plan_fires(spec, behind, NOW, 0, led_since_ms=behind)
+    assert NOW - 1000 < plan.fire_times_ms[0] <= NOW
+    assert asked <= 34
 
 
 def test_plan_in_steps_ends_where_the_plan_does() -> None:

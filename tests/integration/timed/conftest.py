@@ -64,8 +64,9 @@ def make_scheduler(
 ) -> Callable[..., SchedulerDuty]:
     """Makes schedulers of the test's queue; settings, and `url` where it is not the server's."""
 
-    def make(*, url: str | None = None, **settings: Any) -> SchedulerDuty:
+    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> SchedulerDuty:
         url = url or server.url
-        return SchedulerDuty(keys, connect(url), connect(url), SchedulerConfig(**settings))
+        config = SchedulerConfig(**settings)
+        return SchedulerDuty(keys, connect(url), connect(url), config, metrics=metrics)
 
     return make

@@ -12,6 +12,7 @@ from chasqui.errors import UnreachableError
 from chasqui.job import MissedFiresPolicy, RepeatPattern
 from chasqui.keys import Keys
 from chasqui.queue import Queue
+from chasqui.repeat import plan_fires
 from chasqui.request import Effect
 from chasqui.scheduler import Scheduler, SchedulerConfig
 from tests.integration.timed.facts import (
@@ -35,9 +36,17 @@ from tests.servers import Server
 # ── Two at once ─────────────────────────────────────────────────────────────────────────────────
 
 
+async def believes_to_lead(connection: object, *, is_freed: bool = False) -> bool:
+    return True
+
+
 @pytest.mark.fault(33)
 async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
-    keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
+    keys: Keys,
+    queue: Queue,
+    redis: Redis,
+    make_scheduler: MakeScheduler,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     policy = MissedFiresPolicy.fire_all(5_000)
     for i in range(5):
@@ -46,6 +55,8 @@ async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
         )
         await make_due(redis, keys, job.id, ago_ms=20_000)
     duties = [make_scheduler() for _ in range(3)]
+    for duty in duties:
+        monkeypatch.setattr(duty.lease, "hold", believes_to_lead)
     await asyncio.gather(*(duty._fire_due() for duty in duties))
     found = await fires(redis, keys)
     assert sorted(found) == sorted([0, 1, 2, 3, 4] * 1_000)
@@ -62,11 +73,11 @@ async def test_a_fire_computed_from_an_older_score_does_nothing(
     after = await score(redis, keys, job.id)
     request = scripts.call(
         scripts.FIRE,
-        [keys.stream, keys.delayed, keys.repeat, keys.repeat_spec(job.id), keys.wake],
-        [job.id, stale_ms, stale_ms + 1_000, "", "r", stale_ms, b"envelope"],
+        [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)],
+        ["", job.id, stale_ms, stale_ms + 1_000, "r", 1, stale_ms, b"envelope"],
         Effect.IDEMPOTENT,
     )
-    assert await duty.connection.submit(request) == -1
+    assert (await duty.connection.submit(request))[1:] == [0, 1]
     assert await redis("XLEN", keys.stream) == 1
     assert await score(redis, keys, job.id) == after
 
@@ -88,15 +99,16 @@ async def test_a_spec_that_is_changed_between_two_steps_of_its_fires_fires_no_fu
     duty = make_scheduler()
     content = await redis("HMGET", keys.repeat_spec(key), "spec", "fired", "retry")
     now = await now_ms(redis)
-    spec, plan = scheduler._read(content, due_ms, now)
-    first, second, *_ = duty._requests(key.encode(), spec, plan, due_ms, now)
-    assert await duty.connection.submit(first) == scheduler.FIRES_PER_CALL
+    spec, fired = scheduler._read(content, due_ms)
+    plan = plan_fires(spec, due_ms, now, fired)
+    first, second, *_ = duty._requests([(key.encode(), due_ms, spec, plan)], now)
+    assert (await duty.connection.submit(first))[1:] == [scheduler.FIRES_PER_CALL, 0]
     if change == "removed":
         assert await queue.remove_repeatable_by_key(key)
     else:
         await write()
     after = await score(redis, keys, key)
-    assert await duty.connection.submit(second) == -1
+    assert (await duty.connection.submit(second))[1:] == [0, 1]
     assert await redis("XLEN", keys.stream) == scheduler.FIRES_PER_CALL
     assert await score(redis, keys, key) == after
     assert await redis("EXISTS", keys.repeat_spec(key)) == (change != "removed")
@@ -128,11 +140,11 @@ async def test_a_fire_of_the_future_waits_in_the_delayed_set(
     assert due_ms is not None
     request = scripts.call(
         scripts.FIRE,
-        [keys.stream, keys.delayed, keys.repeat, keys.repeat_spec(job.id), keys.wake],
-        [job.id, due_ms, "", "", "r", due_ms, b"envelope"],
+        [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)],
+        ["", job.id, due_ms, "", "r", 1, due_ms, b"envelope"],
         Effect.IDEMPOTENT,
     )
-    assert await make_scheduler().connection.submit(request) == 1
+    assert (await make_scheduler().connection.submit(request))[1:] == [1, 0]
     ((member, at),) = await redis("ZRANGE", keys.delayed, 0, -1, "WITHSCORES")
     assert (member, int(at)) == (b"\x01\x00\x00\x00renvelope", due_ms)
     assert await redis("LLEN", keys.wake) == 1
