@@ -1,12 +1,13 @@
 """The heartbeat: a thread of its own that keeps entries ours while handlers work.
 
 It has its own connection and needs no event loop, so neither a long handler nor one that blocks the
-loop lets a job be run twice. Renewal is fenced: an entry that somebody took over stays with him,
-and is reported.
+loop lets a job be run twice; one in C that keeps the GIL may, for this thread has to wait as well.
+Renewal is fenced: an entry that somebody took over stays with him, and is reported.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -44,6 +45,7 @@ class Heartbeat:
         self._is_stopped = False
         self._wake = threading.Event()
         self._complaints = Complaints(logger, keys.queue)
+        self._standstills = Complaints(logger, keys.queue)
         self._thread = threading.Thread(
             target=self.run, name=f"chasqui-heartbeat-{keys.queue}", daemon=True
         )
@@ -68,10 +70,12 @@ class Heartbeat:
         period_s = self._holdings.lease_s / 3
         wait_s = period_s
         while True:
+            due_s = time.monotonic() + wait_s
             self._wake.wait(wait_s)
             self._wake.clear()
             if self._is_stopped:
                 return
+            self._look_back(time.monotonic() - due_s)
             try:
                 self.run_once()
                 wait_s = period_s
@@ -103,6 +107,23 @@ class Heartbeat:
             self._on_lost(lost)
         self._holdings.renewed(started_s)
         return len(ids)
+
+    def _look_back(self, late_s: float) -> None:
+        """Tell if we could not run before the leases were over, though the machine was awake: this
+        clock stands still while it sleeps."""
+        if late_s < self._holdings.lease_s / 3 or self._holdings.is_alive:
+            return
+        if names := self._holdings.running_names():
+            self._standstills.warn(
+                "leases of queue %s lapsed while this ran: %s. No other thread could run for "
+                "%.1f s: a handler kept the GIL, or the process was stopped. Another worker may "
+                "run the jobs as well. A handler that keeps the GIL needs `processes` or a longer "
+                "lease.",
+                self._keys.queue,
+                ", ".join(repr(name) for name in names),
+                late_s,
+                job_names=names,
+            )
 
     def _complain(self, error: Exception) -> None:
         if self._is_stopped:

@@ -6,9 +6,13 @@ none needs a lock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from chasqui import clock
 from chasqui._core.entry import Entry
+
+#: How many names of jobs a log line shows.
+SHOWN_NAMES: Final = 5
 
 
 class Slot:
@@ -88,6 +92,11 @@ class Holdings:
     def running_ids(self) -> list[bytes]:
         ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]
         return ids + [entry.id for slot in self.slots for entry in slot.entries]
+
+    def running_names(self) -> list[str]:
+        """Of the jobs that run; a few of them, each once."""
+        running = {one.name for slot in self.slots for one in (slot.entry, *slot.entries) if one}
+        return sorted(running)[:SHOWN_NAMES]
 
     def busy_ids(self) -> list[bytes]:
         """All but those that wait for a slot: they cannot be handed back."""

@@ -1,11 +1,15 @@
 """A job belongs to its worker while that lives, however long and however rudely it runs."""
 
 import asyncio
+import ctypes
+import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +216,76 @@ async def test_entries_in_hand_that_come_back_are_not_run_again(
     await running.completed(1)
     await until(lambda: at_rest(redis, keys), "it is acknowledged")
     assert set(runs.values()) == {1}
+
+
+def keep_the_gil(job: Job) -> None:
+    """As a slow regular expression does, or an extension module that computes."""
+    ctypes.PyDLL(None).usleep(int(LEASE_S * 4e6))
+
+
+async def keep_the_gil_on_the_loop(job: Job) -> None:
+    keep_the_gil(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["valkey-9"], indirect=True)
+@pytest.mark.parametrize("handler", [keep_the_gil, keep_the_gil_on_the_loop])
+async def test_a_handler_that_keeps_the_gil_past_the_lease_is_told_of(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture, handler: Any
+) -> None:
+    running = start(handler, claim_min_idle_ms=LEASE_MS)
+    await queue.add("rude", None)
+    await running.completed(1)
+
+    async def is_told() -> bool:
+        return "lapsed while this ran: 'rude'. No other thread could run for" in caplog.text
+
+    await until(is_told, "the heartbeat has told why it was late")
+
+
+@pytest.mark.slow
+async def test_a_job_that_keeps_the_gil_does_not_go_from_worker_to_worker_for_ever(
+    server: Server, queue: Queue, redis: Redis, keys: Keys, dead: Any, tmp_path: Path
+) -> None:
+    """Each time is a delivery, and those are counted."""
+    program = (
+        "from chasqui import Worker\n"
+        "from tests.integration.consuming.test_leases import LEASE_MS, keep_the_gil\n"
+        "def handler(job):\n"
+        "    with open('runs', 'a') as runs:\n"
+        "        runs.write('.')\n"
+        "    keep_the_gil(job)\n"
+        "    job.raise_if_lost()\n"
+        "def make():\n"
+        "    options = {'claim_min_idle_ms': LEASE_MS, 'read_block_ms': 100}\n"
+        f"    return Worker({queue.name!r}, handler, max_deliveries=3, **options)\n"
+    )
+    (tmp_path / "rude.py").write_text(program)
+    root = Path(__file__).parents[3]
+    await queue.add("n", None)
+    workers = [
+        await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "chasqui", "worker", "rude:make"],
+            cwd=tmp_path,
+            env=os.environ | {"CHASQUI_URL": server.url, "PYTHONPATH": str(root)},
+        )
+        for _ in range(2)
+    ]
+
+    async def is_over() -> bool:
+        return bool(await redis("XLEN", keys.dlq)) or (
+            bool(await redis("EXISTS", keys.stream)) and await at_rest(redis, keys)
+        )
+
+    try:
+        await until(is_over, "the job is buried, or one of them was left alone with it")
+    finally:
+        for worker in workers:
+            worker.kill()
+            await worker.wait()
+    assert 1 <= len((tmp_path / "runs").read_text()) <= 3
+    for buried in await dead():
+        assert buried[b"detail"] == b"worker lost"
 
 
 @pytest.mark.fault(15)
