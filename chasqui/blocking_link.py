@@ -1,7 +1,9 @@
 """One live socket of the blocking connection: sends while it reads, so that neither side stalls."""
 
 import contextlib
+import errno
 import math
+import os
 import select
 import socket
 import ssl
@@ -12,7 +14,8 @@ from typing import Any
 
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.config import Endpoint
-from chasqui.policy import Introduction, tune
+from chasqui.errors import UnreachableError
+from chasqui.policy import ATTEMPT_DELAY_S, LOOK_S, AddressInfo, Introduction, by_turns, tune
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
@@ -53,6 +56,8 @@ class BlockingLink:
                 due_s = min(due_s, request.deadline_s)
                 rest = memoryview(request.frame)
             if not inflight:
+                if rest:
+                    raise ProtocolError("Protocol error, a reply to what is not sent yet")
                 return
             events, may_wait = select.POLLIN, True
             if rest:
@@ -72,7 +77,7 @@ class BlockingLink:
             if now_s >= due_s:
                 due_s = min(request.deadline_s for request in inflight)
                 if now_s >= due_s:
-                    raise TimeoutError("no answer in time")
+                    raise _late()
             if self._poll(events, due_s - now_s if may_wait else 0.0):
                 self._read(on_reply)
             unread = 0
@@ -88,8 +93,9 @@ class BlockingLink:
         return replies[0]
 
     def is_alive(self) -> bool:
-        """False if the server has hung up, or said something unasked, since the last call."""
-        return not self._poll(select.POLLIN, 0.0)
+        """False if the server has hung up, or said something unasked, since the last call; or if
+        that one was interrupted, and so was whoever would have closed the link."""
+        return not self.inflight and not self._poll(select.POLLIN, 0.0)
 
     def interrupt(self) -> None:
         """End the call that another thread is in."""
@@ -118,7 +124,7 @@ class BlockingLink:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         if not count:
-            raise ConnectionResetError("the server hung up")
+            raise ConnectionResetError(errno.ECONNRESET, "the server hung up")
         reader.feed(self._inbox[:count])
         while True:
             reply = reader.read(inflight[0].builder if inflight else None)
@@ -153,23 +159,118 @@ def open_link(
     return link
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether a link failed. A signal's handler may raise anything, and many raise TimeoutError:
+    what the system and this module raise has an errno."""
+    if isinstance(error, OSError):
+        return error.errno is not None or isinstance(error, UnreachableError)
+    return isinstance(error, ProtocolError)
+
+
+def _late() -> TimeoutError:
+    return TimeoutError(errno.ETIMEDOUT, "no answer in time")
+
+
 def _dial(endpoint: Endpoint, deadline_s: float) -> socket.socket:
-    left_s = max(0.001, deadline_s - time.monotonic())
     if endpoint.path is not None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = _connect_unix(endpoint.path, deadline_s)
     else:
-        sock = socket.create_connection(endpoint.hosts[0], timeout=left_s)
+        host, port = endpoint.hosts[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        sock = _connect(by_turns(found), deadline_s)
     try:
-        sock.settimeout(left_s)
-        if endpoint.path is not None:
-            sock.connect(endpoint.path)
         tune(sock)
         if endpoint.tls is not None:
-            sock = endpoint.tls.wrap_socket(sock, server_hostname=endpoint.host)
+            sock = endpoint.tls.wrap_socket(
+                sock, server_hostname=endpoint.host, do_handshake_on_connect=False
+            )
+            _encrypt(sock, deadline_s)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connect(addresses: list[AddressInfo], deadline_s: float) -> socket.socket:
+    """A socket that is connected to the first address that answers. Each has a head start before
+    the next one is tried too: one that swallows what it is sent holds up nobody."""
+    untried, waiting = deque(addresses), dict[int, socket.socket]()
+    failure = OSError(errno.EADDRNOTAVAIL, "the host has no address")
+    next_s = -math.inf
+    poller = select.poll()
+    try:
+        while untried or waiting:
+            if (now_s := time.monotonic()) >= deadline_s:
+                raise _late()
+            if untried and (not waiting or now_s >= next_s):
+                next_s = now_s + ATTEMPT_DELAY_S
+                try:
+                    sock = _begin(*untried.popleft())
+                except OSError as error:
+                    if not is_loss(error):
+                        raise
+                    failure = error
+                    continue
+                waiting[sock.fileno()] = sock
+                poller.register(sock, select.POLLOUT)
+            until_s = min(deadline_s, next_s) if untried else deadline_s
+            for number, _ in poller.poll(math.ceil((until_s - now_s) * 1000)):
+                poller.unregister(number)
+                if not (code := waiting[number].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    return waiting.pop(number)
+                waiting.pop(number).close()
+                failure = OSError(code, os.strerror(code))
+    finally:
+        for sock in waiting.values():
+            sock.close()
+    raise failure
+
+
+def _begin(family: int, kind: int, protocol: int, _: str, address: Any) -> socket.socket:
+    """A socket that is on its way to an address."""
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect_unix(path: str, deadline_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.connect(path)
+            except BlockingIOError:  # too many wait there to be accepted
+                if time.monotonic() >= deadline_s:
+                    raise _late() from None
+                time.sleep(LOOK_S)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _encrypt(sock: ssl.SSLSocket, deadline_s: float) -> None:
+    sock.setblocking(False)
+    poller = select.poll()
+    while True:
+        try:
+            return sock.do_handshake()
+        except ssl.SSLWantReadError:
+            poller.register(sock, select.POLLIN)
+        except ssl.SSLWantWriteError:
+            poller.register(sock, select.POLLOUT)
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise _late()
+        poller.poll(math.ceil(left_s * 1000))
 
 
 def _shake_hands(

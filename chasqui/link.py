@@ -1,7 +1,6 @@
 """One live socket of the asyncio connection: frames out, replies in, in step."""
 
 import asyncio
-import contextlib
 import functools
 import ipaddress
 import logging
@@ -15,7 +14,16 @@ from typing import Any, TypeVar, cast
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.errors import UnreachableError
-from chasqui.policy import CONNECT_TIMEOUT_S, INBOX_BYTES, Introduction, make_inbox, tune
+from chasqui.policy import (
+    ATTEMPT_DELAY_S,
+    CONNECT_TIMEOUT_S,
+    INBOX_BYTES,
+    AddressInfo,
+    Introduction,
+    by_turns,
+    make_inbox,
+    tune,
+)
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
 
@@ -207,19 +215,51 @@ async def _connect(host: str, port: int) -> socket.socket:
         found = await in_thread(look_up)
     else:
         found = look_up()  # nobody is asked
-    failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in found:
-        with contextlib.ExitStack() as opened:
-            try:
-                sock = opened.enter_context(socket.socket(family, kind, protocol))
-                sock.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(sock, address)
-            except OSError as error:
+    return await _first_of(by_turns(found))
+
+
+async def _first_of(addresses: list[AddressInfo]) -> socket.socket:
+    """A socket that is connected to the first address that answers. Each has a head start before
+    the next one is tried too: one that swallows what it is sent holds up nobody."""
+    loop = asyncio.get_running_loop()
+    untried = deque(addresses)
+    failure: BaseException = OSError("the host has no address")
+    dials: set[asyncio.Task[socket.socket]] = set()
+    try:
+        while untried or dials:
+            if untried:
+                dials.add(loop.create_task(_dial(*untried.popleft())))
+            done, _ = await asyncio.wait(
+                dials,
+                timeout=ATTEMPT_DELAY_S if untried else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for dial in done:
+                dials.discard(dial)
+                if (error := dial.exception()) is None:
+                    return dial.result()
                 failure = error
-            else:
-                opened.pop_all()
-                return sock
+    finally:
+        for dial in dials:
+            dial.add_done_callback(_close_unwanted)
+            dial.cancel()
     raise failure
+
+
+async def _dial(family: int, kind: int, protocol: int, _: str, address: Any) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _close_unwanted(dial: asyncio.Task[socket.socket]) -> None:
+    if not dial.cancelled() and dial.exception() is None:
+        dial.result().close()
 
 
 async def _shake_hands(link: Link, endpoint: Endpoint, introduction: Introduction) -> ServerProfile:

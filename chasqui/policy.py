@@ -3,9 +3,11 @@
 import mmap
 import random
 import socket
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain, zip_longest
+from typing import Any, Final, TypeAlias
 
 from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui._version import VERSION
@@ -24,6 +26,8 @@ from chasqui.server import (
 
 #: How long to look for the server before a dial counts as failed.
 CONNECT_TIMEOUT_S: Final = 5.0
+#: The head start that an address of a host has before the next is tried too (RFC 8305).
+ATTEMPT_DELAY_S: Final = 0.25
 #: How long a request may take in all, waiting for a lost server included.
 REQUEST_TIMEOUT_S: Final = 30.0
 #: How long the kernel waits for a silent peer to acknowledge what was sent.
@@ -43,6 +47,9 @@ _AGAIN_MIN_S, _AGAIN_MAX_S = 0.2, 0.4
 #: A link that lived this long was a good one.
 _GOOD_LINK_S = 1.0
 _BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
+
+#: What `socket.getaddrinfo` gives: family, kind, protocol, name, address.
+AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
 
 
 class Search:
@@ -125,6 +132,15 @@ class Introduction:
             library=VERSION,
             probe_stream=self.probe_stream,
         )
+
+
+def by_turns(found: Iterable[AddressInfo]) -> list[AddressInfo]:
+    """A host's addresses in the order to try them: IPv6 and IPv4 take turns (RFC 8305), for what is
+    wrong with one of a family is mostly wrong with all of it."""
+    families: defaultdict[int, list[AddressInfo]] = defaultdict(list)
+    for one in found:
+        families[one[0]].append(one)
+    return [one for one in chain(*zip_longest(*families.values())) if one is not None]
 
 
 def tune(sock: socket.socket) -> None:

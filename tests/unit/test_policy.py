@@ -2,13 +2,14 @@
 
 import hashlib
 import itertools
+import socket
 
 import pytest
 
 from chasqui._core.reply import ProtocolError, ReplyError
 from chasqui.config import Endpoint
 from chasqui.errors import AuthenticationError, OutcomeUnknownError, ServerError, UnreachableError
-from chasqui.policy import LOOK_S, Redial, Search, dial_failure, is_final, loss, refuse
+from chasqui.policy import LOOK_S, Redial, Search, by_turns, dial_failure, is_final, loss, refuse
 from chasqui.request import Effect, Request, Script, commands
 from chasqui.scripts import call
 from chasqui.server import Answer, NotReadyError, answer_to, exception_for, moved_to
@@ -19,6 +20,18 @@ ENDPOINT = Endpoint.parse("redis://localhost:6379")
 
 def get() -> Request:
     return commands(("GET", "x"), effect=Effect.READ)
+
+
+# ── Addresses ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_families_take_turns_and_the_order_within_one_stays() -> None:
+    def info(family: int, name: str) -> tuple[int, int, int, str, str]:
+        return (family, socket.SOCK_STREAM, 6, "", name)
+
+    found = [info(socket.AF_INET6, name) for name in "abc"] + [info(socket.AF_INET, "x")]
+    assert [address for *_, address in by_turns(found)] == ["a", "x", "b", "c"]
+    assert by_turns([]) == []
 
 
 # ── Redial ────────────────────────────────────────────────────────────────────────────────────────
