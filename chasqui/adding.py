@@ -356,7 +356,8 @@ def check_all(replies: list[Any], *, had_some: bool) -> None:
     was_refused = all(not isinstance(failure, OutcomeUnknownError) for failure in failures)
     if was_refused and len(failures) == len(replies) and not had_some:
         raise first
+    why = str(first) or repr(first)
     raise OutcomeUnknownError(
-        f"{len(failures)} of {len(replies)} chunks of the batch failed ({first}): "
+        f"{len(failures)} of {len(replies)} chunks of the batch failed ({why}): "
         "some of its jobs may have been added"
     ) from first

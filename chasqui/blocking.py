@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from chasqui import clock, topology
+from chasqui._core.hold import Hold
 from chasqui._core.reply import ProtocolError
-from chasqui.blocking_link import BlockingLink, open_link
+from chasqui.blocking_link import BlockingLink, is_loss, open_link
 from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
 from chasqui.errors import ChasquiError, ClosedError, UnreachableError
 from chasqui.policy import (
@@ -119,7 +120,7 @@ class BlockingConnection:
 
     def call(self, request: Request) -> Any:
         """Send a request; its reply."""
-        (outcome,) = self._exchange((request,))
+        *_, outcome = self._exchange((request,))  # two, where a signal's handler raised in between
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -138,7 +139,6 @@ class BlockingConnection:
             return
         self._is_closed = True
         side = self._side()
-        side.closing.set()
         if (link := side.link) is not None:
             link.interrupt()
         with side.lock:
@@ -150,9 +150,9 @@ class BlockingConnection:
         each its reply or its exception. The first that cannot be made is the last."""
         side = self._side()
         deadline_s = time.monotonic() + self._request_timeout_s
-        if not side.lock.acquire(timeout=self._request_timeout_s):
-            raise UnreachableError(f"no answer from {self.endpoint} to earlier calls in time")
-        try:
+        with Hold(side.lock, self._request_timeout_s) as is_held:
+            if not is_held:
+                raise UnreachableError(f"no answer from {self.endpoint} to earlier calls in time")
             if side.is_busy:
                 raise RuntimeError(INTERRUPTED)
             try:
@@ -161,11 +161,9 @@ class BlockingConnection:
                     raise ClosedError("the connection is closed")
                 return _Exchange(self, side, iter(requests), deadline_s, ahead).run()
             finally:
-                side.is_busy = False
+                side.is_busy = False  # first: a signal's handler may raise at the next call
                 if self._is_closed:
                     side.let_go()
-        finally:
-            side.lock.release()
 
     def _side(self) -> "_Side":
         """This process's link and lock. Without a lock: one held at a fork stays held for ever."""
@@ -187,7 +185,6 @@ class _Side:
         #: One that its own thread gets again: who interrupts a call there finds it busy.
         self.lock = threading.RLock()
         self.is_busy = False
-        self.closing = threading.Event()
         self.link: BlockingLink | None = None
         self.redial = Redial(search)
         self.directory = topology.Directory(endpoint)
@@ -204,14 +201,19 @@ class _Side:
         return self._inbox
 
     def drop_link(self) -> None:
+        """The link is lost, or another one is needed."""
+        if self.link is not None:
+            self.close_link()
+            self.redial.link_down(time.monotonic())
+
+    def close_link(self) -> None:
         link, self.link = self.link, None
         if link is not None:
             link.close()
-            self.redial.link_down(time.monotonic())
 
     def let_go(self) -> None:
         """Keep nothing open. A second call does nothing."""
-        self.drop_link()
+        self.close_link()
         self.directory.close()
 
 
@@ -249,13 +251,13 @@ class _Exchange:
                 continue
             try:
                 link.pump(functools.partial(self._take, link), self._on_reply)
-            except (OSError, ProtocolError) as error:
+            except BaseException as error:
+                if not is_loss(error):
+                    self._side.close_link()  # replies are still to come that nobody would take
+                    raise
                 fields = {"server": str(link.endpoint)}
                 logger.debug("the link to %s is lost: %s", link.endpoint, error, extra=fields)
                 self._lose(link)
-            except BaseException:
-                self._side.drop_link()  # replies are still to come that nobody would take
-                raise
             self._follow_up()
         outcomes = [request.outcome for request in self._all]
         return outcomes if self._source_error is None else [*outcomes, self._source_error]
@@ -384,7 +386,9 @@ class _Exchange:
 
         try:
             link.pump(lambda: pairs.popleft() if pairs else None, on_reply)
-        except (OSError, ProtocolError):
+        except (OSError, ProtocolError) as error:
+            if not is_loss(error):
+                raise
             link.inflight = deque(request for request in link.inflight if request in now)
             self._held += [request for request in pairs if request in now]
             self._lose(link)
@@ -399,7 +403,7 @@ class _Exchange:
         if side.link is not None and not side.link.is_alive():
             side.drop_link()
         while side.link is None:
-            if side.closing.is_set():
+            if self._connection.is_closed:
                 self._fail_unsent(ClosedError("the connection was closed"))
             self._expire()
             if not self._unsent:
@@ -414,6 +418,8 @@ class _Exchange:
                     self._locate(), min(deadline_s, time.monotonic() + CONNECT_TIMEOUT_S)
                 )
             except Exception as error:
+                if isinstance(error, OSError) and not is_loss(error):
+                    raise
                 fields = {"server": str(self._endpoint)}
                 logger.debug("no connection to %s: %s", self._endpoint, error, extra=fields)
                 side.node = None
@@ -428,8 +434,11 @@ class _Exchange:
 
     def _pause(self, wait_s: float, waiting: Iterable[Request]) -> None:
         """Wait, but not past the first deadline, nor when the connection is closed."""
-        left_s = min(request.deadline_s for request in waiting) - time.monotonic()
-        self._side.closing.wait(max(0.0, min(wait_s, left_s)))
+        first_s = min(request.deadline_s for request in waiting)
+        until_s = min(time.monotonic() + wait_s, first_s)
+        # No event: a handler of this thread that sets one it waits for would wait for itself.
+        while not self._connection.is_closed and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
 
     def _locate(self) -> Endpoint:
         """Where the queue's server is now."""
@@ -449,7 +458,13 @@ class _Exchange:
         provider = self._connection._credential_provider
         if provider is None:
             return endpoint
-        return endpoint.with_credentials(_ask_provider(provider, endpoint.host))
+        try:
+            given = _ask_provider(provider, endpoint.host)
+        except OSError as error:
+            if is_loss(error):
+                raise
+            raise UnreachableError(f"no credentials for {endpoint}: {error}") from error
+        return endpoint.with_credentials(given)
 
 
 def _settle(request: Request, outcome: Any) -> None:

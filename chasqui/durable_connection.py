@@ -12,7 +12,7 @@ from typing import Any
 from chasqui.blocking import INTERRUPTED, BlockingConnection
 from chasqui.connection import Connection
 from chasqui.durable import DurableRequest, replies_for_each, with_wait
-from chasqui.errors import OutcomeUnknownError
+from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.request import Request
 
 # ── On asyncio ──────────────────────────────────────────────────────────────────────────────────
@@ -103,6 +103,11 @@ class BlockingDurableConnection(BlockingConnection):
                 if request.outcome is None:
                     if line.is_busy:
                         raise RuntimeError(INTERRUPTED)
+                    if request not in line.next:  # somebody took it, and nobody can tell more
+                        raise OutcomeUnknownError(
+                            "the thread that waited for all was interrupted: "
+                            "the job may or may not have been added"
+                        )
                     self._wait(line)
         except BaseException:
             if request in line.next:  # not sent yet: nobody is to send it later
@@ -113,8 +118,9 @@ class BlockingDurableConnection(BlockingConnection):
         return request.outcome
 
     def _wait(self, line: "_Line") -> None:
+        """Send what has come. An exception that is not about the server is a signal handler's, and
+        this thread's alone; the others find that they were taken and not answered."""
         taken: list[DurableRequest] = []
-        outcome: BaseException | None = None
         try:
             line.is_busy = True
             taken, line.next = line.next, []
@@ -123,16 +129,11 @@ class BlockingDurableConnection(BlockingConnection):
             for request, own in zip(taken, replies_for_each(replies), strict=True):
                 request.link = whole.link
                 request.outcome = own
-        except Exception as error:
-            outcome = error
-        except BaseException:
-            outcome = OutcomeUnknownError("the thread that waited for all was interrupted")
-            raise
+        except ChasquiError as error:
+            for request in taken:
+                request.outcome = error
         finally:
             line.is_busy = False
-            if outcome is not None:
-                for request in taken:
-                    request.outcome = outcome
 
 
 class _Line:

@@ -1,0 +1,1 @@
+# Used from Python: there is nothing to cimport.
