@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from chasqui import clock
 from chasqui._core.entry import Entry
+from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
 from chasqui.consumer.holdings import Slot
 from chasqui.consumer.runs import within
@@ -25,9 +26,12 @@ class BatchDispatcher(Dispatcher):
     next one begins.
     """
 
-    #: What the slot that gathers waits for, and how many entries it still has room for.
-    _more: asyncio.Future[None] | None = None
-    _missing = 0
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: What the slot that gathers waits for, and how many entries it still has room for.
+        self._more: asyncio.Future[None] | None = None
+        self._missing = 0
+        self._unmatched = Complaints(logger, self._queue)
 
     def idle_slots(self) -> int:
         return len(self._idle) * (self._config.batch or 1) + self._missing
@@ -114,6 +118,12 @@ class BatchDispatcher(Dispatcher):
             )
             if isinstance(returned, list) and len(returned) == len(jobs):
                 results = returned
+            elif returned is not None and self._config.store_results:
+                self._unmatched.warn(
+                    "a batch handler of queue %s returned no list of one result for each job: "
+                    "nothing is stored",
+                    self._queue,
+                )
         except BatchError as error:
             failures = dict(error.failures)
             results = [error.results.get(job.id) for job in jobs]

@@ -23,7 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
 from chasqui.consumer.runs import CANCEL_S, described, text_of, traceback_of
-from chasqui.errors import UnrecoverableError
+from chasqui.errors import BatchError, UnrecoverableError
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 _LENGTH: Final = struct.Struct(">Q")
 #: What the frame of an outcome begins with: a result, the type of one that cannot be pickled, or an
 #: error with its traceback.
-_RETURNED, _UNSENDABLE, _RAISED = b"r", b"u", b"e"
+_RETURNED, _RAISED = b"r", b"e"
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
@@ -167,10 +167,10 @@ class _Process:
         if kind == _RAISED:
             error, trace = pickle.loads(body)
             raise error from _ThereError(trace)
-        if kind == _UNSENDABLE:
-            # The handler ran to its end: whoever stores the result finds that this cannot be.
-            return type(bytes(body).decode(), (), {})()
-        return pickle.loads(body)
+        try:
+            return pickle.loads(body)
+        except Exception:
+            return _stand_in("value that cannot be unpickled")
 
     async def end(self) -> None:
         """Terminate it, or else kill it, and wait until it is gone."""
@@ -273,15 +273,20 @@ def _receive(line: socket.socket, length: int) -> bytearray | None:
 def _outcome(run: Callable[[Any], Any], request: bytearray) -> bytes:
     """One run, with context variables of its own. Coroutine functions get a loop for it."""
     try:
-        result = contextvars.copy_context().run(run, pickle.loads(request))
-        if inspect.isawaitable(result):
-            result = asyncio.run(_as_coroutine(result))
+        result = contextvars.copy_context().run(_run, run, pickle.loads(request))
     except BaseException as error:
         return _failure(error)
     try:
         return _RETURNED + pickle.dumps(result)
-    except Exception:
-        return _UNSENDABLE + type(result).__qualname__.encode()
+    except Exception:  # of a batch's, the others are good
+        each = isinstance(result, list)
+        sent = [_sendable(one) for one in result] if each else _Unsendable(result)
+        return _RETURNED + pickle.dumps(sent)
+
+
+def _run(run: Callable[[Any], Any], job: Any) -> Any:
+    result = run(job)
+    return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
 
 
 async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
@@ -295,6 +300,10 @@ def _failure(error: BaseException) -> bytes:
 def _portable(error: BaseException) -> BaseException:
     """The error, or one like it that survives the way to another process: there are exceptions that
     can be pickled and not unpickled."""
+    if isinstance(error, BatchError):  # each job of it keeps its own fate
+        failures: dict[str, Any] = {one: _portable(why) for one, why in error.failures.items()}
+        results = {one: _sendable(result) for one, result in error.results.items()}
+        return BatchError(failures, results=results)
     try:
         pickle.loads(pickle.dumps(error))
         if not isinstance(error, NOT_FOR_FUTURES):
@@ -303,6 +312,30 @@ def _portable(error: BaseException) -> BaseException:
         pass
     like = UnrecoverableError if isinstance(error, UnrecoverableError) else RuntimeError
     return like(f"{type(error).__name__}: {text_of(error)}")
+
+
+def _sendable(result: Any) -> Any:
+    try:
+        pickle.dumps(result)
+    except Exception:
+        return _Unsendable(result)
+    return result
+
+
+class _Unsendable:
+    """Takes the place of a result that cannot be pickled."""
+
+    def __init__(self, result: Any) -> None:
+        self._type = type(result)
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
+        return _stand_in, (self._type.__qualname__, self._type.__module__)
+
+
+def _stand_in(name: str, module: str = "builtins") -> Any:
+    """In the worker, where results are stored if they are wanted: there this one is refused by the
+    name of its type. The handler ran to its end, so this is no failed run."""
+    return type(name, (), {"__module__": module})()
 
 
 def _framed(data: bytes) -> bytes:

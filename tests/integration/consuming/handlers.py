@@ -1,5 +1,6 @@
 """Handlers for process pools, which find them by name."""
 
+import contextvars
 import os
 import signal
 import sys
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chasqui import Job, UnrecoverableError
+from chasqui import BatchError, Job, UnrecoverableError
 
 
 def double(job: Job) -> int:
@@ -57,6 +58,33 @@ class CannotBeUnpickledError(Exception):
         super().__init__(one)
 
 
+def behave_in_batches(jobs: list[Job]) -> list[Any]:
+    """What each job says; those that raise do so together, at the end."""
+    failures, results = {}, {}
+    for job in jobs:
+        try:
+            results[job.id] = behave(job)
+        except Exception as error:
+            failures[job.id] = error
+    if failures:
+        raise BatchError(failures, results=results)
+    return [results[job.id] for job in jobs]
+
+
+noted: contextvars.ContextVar[Any] = contextvars.ContextVar("noted", default="nothing")
+
+
+def note(job: Job) -> Any:
+    """What a run before this one noted, and what a coroutine sees of this one's note."""
+    found = noted.get()
+    noted.set(job.data)
+
+    async def later() -> list[Any]:
+        return [found, noted.get()]
+
+    return later()
+
+
 def behave(job: Job) -> Any:
     """What the job says."""
     match job.data:
@@ -72,6 +100,8 @@ def behave(job: Job) -> Any:
             os._exit(3)
         case "lambda":
             return lambda: None
+        case "sealed":
+            return CannotBeUnpickledError("as", "told")
         case "exit":
             sys.exit(4)
         case "hang":

@@ -9,6 +9,7 @@ import pytest
 
 from chasqui import Job
 from chasqui.queue import Queue
+from tests.integration.consuming import handlers
 from tests.integration.consuming.conftest import Running
 
 ONE_SERVER = pytest.mark.parametrize("server", ["valkey-9"], indirect=True)
@@ -96,6 +97,15 @@ async def test_what_a_run_sets_is_its_own(
         seen = await running.result(queue, job.id)
         assert seen == ["set before run", "", job.data, job.data]
     assert tenant.get() == "", "nor does the caller"
+
+
+@pytest.mark.slow
+@ONE_SERVER
+async def test_what_a_run_in_a_process_sets_is_its_own(queue: Queue, start: Start) -> None:
+    running = start(handlers.note, processes=1, concurrency=1, store_results=True)
+    jobs = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    found = [await running.result(queue, job.id) for job in jobs]
+    assert found == [["nothing", i] for i in range(3)]
 
 
 @ONE_SERVER

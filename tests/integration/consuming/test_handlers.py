@@ -270,6 +270,19 @@ async def test_each_job_of_a_batch_has_its_own_fate(
     await until(lambda: at_rest(redis, keys), "every job of the batch is settled")
 
 
+async def test_a_batch_whose_results_belong_to_no_job_is_done_and_told_of(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(jobs: list[Job]) -> list[int]:
+        return [1, 2, 3]
+
+    running = start(handler, batch=2, batch_linger_ms=0, store_results=True)
+    job = await queue.add("n", None)
+    await running.completed(1)
+    assert await running.fact(job.result()) is None
+    assert "returned no list of one result for each job" in caplog.text
+
+
 async def test_the_good_jobs_of_a_batch_that_failed_in_part_have_results(
     queue: Queue, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

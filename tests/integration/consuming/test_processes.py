@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.parametrize("server", ["valkey-9"], indirect=True),
 ]
 
+RAN = b"the handler ran to its end; its result could not be stored"
+
 
 def is_alive(pid: int) -> bool:
     """Whether it runs. One that nobody has asked for how it ended does not."""
@@ -144,19 +146,41 @@ async def test_large_jobs_and_results_go_through(queue: Queue, start: Start) -> 
     assert await running.result(queue, job.id) == data
 
 
-@pytest.mark.parametrize("is_stored", [False, True])
-async def test_a_result_that_cannot_be_sent_does_not_run_a_job_again(
-    queue: Queue, start: Start, dead: Dead, is_stored: bool
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [("lambda", b"result is a function"), ("sealed", b"result is a value that cannot be unpick")],
+)
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_result_that_cannot_leave_its_process_is_no_failed_run(
+    queue: Queue, start: Start, dead: Dead, data: str, told: bytes, is_stored: bool
 ) -> None:
     running = start(handlers.behave, processes=1, store_results=is_stored)
-    await queue.add("n", "lambda")
-    if is_stored:
-        await running.buried(1)
-        (buried,) = await dead()
-        assert b"function" in buried[b"error"]
-    else:
+    await queue.add("n", data)
+    if not is_stored:
         await running.completed(1)
-    assert running.metrics.total_retries == 0
+        return
+    await running.buried(1)
+    (buried,) = await dead()
+    assert (buried[b"detail"], buried[b"attempts"]) == (RAN, b"1")
+    assert told in buried[b"error"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_each_job_of_a_batch_in_a_process_has_its_own_fate(
+    queue: Queue, start: Start, dead: Dead, fails: bool
+) -> None:
+    told = ["good", "lambda", "unpicklable"] if fails else ["good", "lambda", "fine"]
+    jobs = await queue.add_bulk([{"name": "n", "data": data, "attempts": 1} for data in told])
+    options = {"batch": 3, "batch_linger_ms": 2000, "store_results": True}
+    running = start(handlers.behave_in_batches, processes=1, **options)
+    assert await running.result(queue, jobs[0].id) == "good"
+    await running.buried(1 + fails)
+    buried = {one[b"error"]: one.get(b"detail") for one in await dead()}
+    assert buried.pop(next(error for error in buried if b"is a function" in error)) == RAN
+    if fails:
+        assert buried == {b"RuntimeError: CannotBeUnpickledError: as": None}
+    else:
+        assert await running.result(queue, jobs[2].id) == "fine"
 
 
 # ── The end of a process ────────────────────────────────────────────────────────────────────────
