@@ -14,6 +14,7 @@ from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, show
 from chasqui.cli.run import on_server
+from chasqui.consumers import HANDED_BACK_MS
 from chasqui.errors import PayloadError
 from chasqui.event_log import QueueEvent, parse_event
 from chasqui.job import drawn_ms
@@ -39,8 +40,9 @@ def job(
 ) -> None:
     """Show one job: its state, data, attempts, and the events that are left of it.
 
-    States: waiting; pending, a worker has it; delayed, until it is due or retried; dlq; completed,
-    if a result or an event tells so. Without any trace of it: unknown, and exit code 1.
+    States: waiting, also if a worker handed it back; pending, a worker has it; delayed, until it is
+    due or retried; dlq; completed, if a result or an event tells so. Attempts count finished runs,
+    since the last replay if there was one. Without any trace of it: unknown, and exit code 1.
 
     Example: chasqui job emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
@@ -68,9 +70,10 @@ def _find(keys: Keys, job_id: str, group: str) -> Plan[Found]:
         "state": "completed" if is_done else "unknown",
         "job_id": job_id,
         "name": next((event.job_name for event in past if event.job_name), None),
-        "attempts": max(
-            (one for event in past if isinstance(one := event.fields.get("attempt", 0), int)),
-            default=None,
+        # The last that is told: a replay begins to count anew.
+        "attempts": next(
+            (one for event in past[::-1] if isinstance(one := event.fields.get("attempt"), int)),
+            None,
         ),
         "result": None if stored is None else _decoded(stored),
     } | told
@@ -87,10 +90,14 @@ def _in_stream(keys: Keys, job_id: str, group: str) -> Plan[Found | None]:
     if not isinstance(held, list) or not held:
         return {"state": "waiting", "entry_id": entry.id.decode()} | known
     _, consumer, idle_ms, deliveries = held[0]
+    who = consumer.decode(errors="replace")
+    if idle_ms >= HANDED_BACK_MS:
+        entry_id = entry.id.decode()
+        return {"state": "waiting", "entry_id": entry_id, "handed_back_by": who} | known
     return {
         "state": "pending",
         "entry_id": entry.id.decode(),
-        "consumer": consumer.decode(errors="replace"),
+        "consumer": who,
         "idle_ms": idle_ms,
         "deliveries": deliveries,
     } | known

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from chasqui import Job, Queue, Retry, UnrecoverableError, Worker
+from chasqui import Job, Queue, QueueEvents, Retry, UnrecoverableError, Worker
 from chasqui.cli.facts import History, sparkline
 from chasqui.cli.screen import Table, Top
 from chasqui.config import Endpoint
@@ -197,6 +197,58 @@ async def test_job_that_runs_tells_who_has_it(valkey_9: Server, queue_name: str)
         may_end.set()
         await worker.close()
     assert (ran.json["state"], ran.json["consumer"], ran.json["deliveries"]) == ("pending", "w1", 1)
+
+
+async def test_job_that_was_handed_back_waits(valkey_9: Server, queue_name: str) -> None:
+    """By the server's account it is still the worker's that ended."""
+    has_begun = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    url = valkey_9.url
+    worker = Worker(queue_name, handler, redis_url=url, consumer_id="w1", shutdown_deadline_s=0)
+    async with Queue(queue_name, redis_url=url) as queue, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        job = await queue.add("mail", 1)
+        await has_begun.wait()
+        await worker.close()
+    told = (await asyncio.to_thread(_in_a_process, "job", queue_name, job.id, url)).json
+    assert (told["state"], told["handed_back_by"]) == ("waiting", "w1")
+    assert "idle_ms" not in told
+    shown = await asyncio.to_thread(run, "top", queue_name, "--json", url=url)
+    assert shown.json[queue_name]["running"] == []
+
+
+def test_attempts_of_a_replayed_job_count_anew(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    async def live() -> None:
+        is_mended = False
+
+        async def handler(job: Job) -> str:
+            if not is_mended:
+                raise Retry(delay_ms=1)
+            return "done"
+
+        worker = Worker(queue_name, handler, redis_url=valkey_9.url, max_attempts=3)
+        async with Queue(queue_name, redis_url=valkey_9.url) as queue, asyncio.TaskGroup() as tasks:
+            tasks.create_task(worker.run())
+            job = await queue.add("mail", 1, job_id="mail")
+            await asyncio.gather(job.result(timeout=30), return_exceptions=True)
+            assert (await queue.counts()).dlq == 1
+            is_mended = True
+            await queue.replay_dlq()
+            async with QueueEvents(
+                queue_name, redis_url=valkey_9.url, last_event_id="0", events=["completed"]
+            ) as events:
+                await anext(aiter(events))
+            await worker.close()
+
+    asyncio.run(live())
+    told = chasqui("job", queue_name, "mail", "--json").json
+    assert (told["state"], told["attempts"]) == ("completed", 1)
 
 
 def _in_a_process(command: str, queue_name: str, job_id: str, url: str) -> Ran:
