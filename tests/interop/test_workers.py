@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import Job, UnrecoverableError, Worker
+from chasqui import Job, UnrecoverableError, Worker, scripts
 from chasqui.keys import Keys
 from chasqui.queue import Queue
 from tests.interop.conftest import ROOT
@@ -144,6 +144,22 @@ async def test_our_jobs_on_their_workers(
     await fleet.add_ours(0, COUNT)
     await until_rest()
     check(fleet, redis, keys, COUNT)
+
+
+async def test_their_worker_that_we_sweep_away_goes_on(
+    fleet: Fleet, redis: redis_py.Redis, keys: Keys, until_rest: Callable[[], Any]
+) -> None:
+    """One that was idle for long: deleted in the middle of its read, it gets jobs all the same."""
+    fleet.start_theirs()
+    async with asyncio.timeout(30):
+        while not (redis.exists(keys.stream) and redis.xinfo_groups(keys.stream)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        sweep = redis.register_script(scripts.SWEEP.source)
+        while not sweep(keys=[keys.stream, keys.paused], args=[0, 1000]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await fleet.add_ours(0, 100)
+    await until_rest()
+    check(fleet, redis, keys, 100)
 
 
 @pytest.mark.parametrize("count", [COUNT, pytest.param(MANY, marks=pytest.mark.slow)])
