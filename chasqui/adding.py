@@ -298,6 +298,7 @@ class Numbering:
                 options.unique_for_s or 0,
                 bytes(kinds).translate(_DIGITS),
                 batch.trace,
+                now_ms,
             ]
         try:
             buffer = self._buffers.pop()

@@ -28,7 +28,7 @@ from chasqui.keys import (
 )
 from chasqui.payload import decode
 from chasqui.plans import Plans, check_flag, check_limit
-from chasqui.request import Effect, Plan, commands
+from chasqui.request import Effect, Plan, Request, commands
 
 #: Entries read at a time: a few first, more while they are small.
 PAGE: Final = 500
@@ -306,7 +306,7 @@ def replay(
 def delete(
     keys: Keys, limit: int, selection: Selection = EVERYTHING, *, dry_run: bool = False
 ) -> Plan[int]:
-    """Delete dead jobs for good, oldest first; how many.
+    """Delete dead jobs for good, oldest first; how many. Their ids may be used again at once.
 
     Should a reply be lost on the way, the jobs that it was about are gone but not counted.
     """
@@ -316,13 +316,20 @@ def delete(
     pages = Pages(keys, selection, limit, last=(yield from _last_id(keys)))
     while done < limit and not pages.are_over:
         page = yield from pages.read(done)
-        meant = [job.dlq_id for job in selection.jobs(page)][: limit - done]
-        del page  # only the ids are needed from here on
-        if meant and not dry_run:
-            done += yield commands(("XDEL", keys.dlq, *meant), effect=Effect.IDEMPOTENT)
-        else:
-            done += len(meant)
+        meant = [entry for entry in page if selection.takes(_dead_job(entry))][: limit - done]
+        request = _deletion(keys, meant)
+        count = len(meant)
+        del page, meant  # before the next are read
+        done += (yield request) if count and not dry_run else count
     return done
+
+
+def _deletion(keys: Keys, entries: list[Entry]) -> Request:
+    names, words = [keys.dlq], list[bytes | int]()
+    for entry in entries:
+        names += (keys.unique(entry.job_id), keys.dlid(entry.job_id))
+        words += (entry.id, entry.created_at_ms if entry.fault is None else b"")
+    return scripts.call(scripts.DELETE_DEAD, names, words, Effect.IDEMPOTENT)
 
 
 def _parts(entries: list[Entry]) -> Iterator[list[Entry]]:

@@ -219,6 +219,16 @@ class Plans:
         reply = yield scripts.call(scripts.RESCHEDULE, names, arguments, Effect.IDEMPOTENT)
         return bool(reply)
 
+    def free_job_id(self, job_id: str) -> Plan[bool]:
+        """Let an id be used again, whatever became of the job that took it; False if it was free.
+
+        Should the reply be lost on the way, it is freed and the answer is False.
+        """
+        check_ids([job_id])
+        markers = (self.keys.unique(job_id), self.keys.dlid(job_id))
+        reply = yield commands(("DEL", *markers), effect=Effect.IDEMPOTENT)
+        return bool(reply)
+
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
     def stored_results(self, job_ids: Iterable[str]) -> Plan[list[bytes | None]]:

@@ -245,6 +245,12 @@ class Queue:
         plan = self._producer.plans.reschedule(job_id, due_ms, is_relative=is_relative)
         return await self._run(plan)
 
+    async def free_job_id(self, job_id: str) -> bool:
+        """Let an id be used again, whatever became of the job that took it; False if it was free.
+
+        That job stays where it is: do it where you know that it is gone."""
+        return await self._run(self._producer.plans.free_job_id(job_id))
+
     # ── The dead-letter queue ───────────────────────────────────────────────────────────────────
 
     async def peek_dlq(self, limit: int = 20) -> list[dict[str, Any]]:
@@ -300,7 +306,8 @@ class Queue:
         where: Callable[[DeadJob], bool] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost."""
+        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost.
+        Their ids may be used again at once."""
         selection = Selection(ids, name, reason, since, until, where)
         return await self._run(dlq.delete(self._producer.keys, limit, selection, dry_run=dry_run))
 

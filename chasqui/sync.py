@@ -226,6 +226,12 @@ class Queue:
         plan = self._plans.reschedule(job_id, due_ms, is_relative=is_relative)
         return self._run(plan)
 
+    def free_job_id(self, job_id: str) -> bool:
+        """Let an id be used again, whatever became of the job that took it; False if it was free.
+
+        That job stays where it is: do it where you know that it is gone."""
+        return self._run(self._plans.free_job_id(job_id))
+
     # ── The dead-letter queue ───────────────────────────────────────────────────────────────────
 
     def peek_dlq(self, limit: int = 20) -> list[dict[str, Any]]:
@@ -280,7 +286,8 @@ class Queue:
         where: Callable[[DeadJob], bool] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost."""
+        """Delete dead jobs for good, oldest first; how many, less those whose answer was lost.
+        Their ids may be used again at once."""
         selection = Selection(ids, name, reason, since, until, where)
         return self._run(dlq.delete(self._plans.keys, limit, selection, dry_run=dry_run))
 

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "job": "job",
     "dlq": "dlq",
     "delayed": "delayed",
+    "free": "free",
     "repeatable": "repeatable",
     "pause": "state",
     "resume": "state",

@@ -31,7 +31,10 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
         "zcard zcount zrangebyscore hmget time info",
     ),
     "operator": (
-        (scripts.DRAIN, scripts.REPLAY, scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
+        (
+            *(scripts.DELETE_DEAD, scripts.DRAIN, scripts.REPLAY),
+            *(scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
+        ),
         "xdel set del unlink zrem scan",
     ),
 }

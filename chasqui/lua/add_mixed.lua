@@ -6,7 +6,8 @@
 --       3 most jobs that may wait, or ''   4 seconds that the id of an immediate job stays unique
 --       5 the same for a delayed job, if that is more than an hour past its due time
 --       6 kinds: per job one digit, 1 delayed + 2 unique + 4 due counts from now
---       7 traceparent of all jobs, or ''   then per job: envelope, name, due (ms; 0 if not delayed)
+--       7 traceparent of all jobs, or ''   8 when they were created (ms)
+--       then per job: envelope, name, due (ms; 0 if not delayed)
 -- Returns per job '1' added or '0' an earlier job has its id, or {depth} if the queue is full.
 -- A job that is new under an id of the caller's takes the place of an earlier one: what that one
 -- returned is no answer to who waits for this one, and is deleted.
@@ -29,7 +30,7 @@ local _, immediate = string.gsub(kinds, '[0246]', '')
 local is_past = {}
 for i = 1, jobs do
   local kind = string.byte(kinds, i) - 48
-  if (kind == 1 or kind == 3) and tonumber(ARGV[3 * i + 7]) <= now then
+  if (kind == 1 or kind == 3) and tonumber(ARGV[3 * i + 8]) <= now then
     is_past[i], immediate = true, immediate + 1
   end
 end
@@ -56,7 +57,7 @@ local traced_s, left_s = 0, trace == '' and 0 or redis.call('TTL', KEYS[5])
 local key = trace == '' and 5 or 6
 for i = 1, jobs do
   local kind = string.byte(kinds, i) - 48
-  local at = 3 * i + 5
+  local at = 3 * i + 6
   local envelope, name, due = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local is_delayed, is_unique = kind % 2 == 1, math.floor(kind / 2) % 2 == 1
   if kind >= 4 then
@@ -95,7 +96,7 @@ for i = 1, jobs do
         traced_s = math.max(traced_s, ttl)
       end
       if is_unique then
-        redis.call('SET', dlid, '1', 'EX', math.max(ttl, tonumber(ARGV[5])))
+        redis.call('SET', dlid, ARGV[8], 'EX', math.max(ttl, tonumber(ARGV[5])))
       end
       if not earliest or due < earliest then
         earliest, rings = due, true
@@ -115,7 +116,7 @@ for i = 1, jobs do
       end
       redis.call('XADD', unpack(fields))
       if is_unique then
-        redis.call('SET', unique, '1', 'EX', ARGV[4])
+        redis.call('SET', unique, ARGV[8], 'EX', ARGV[4])
       end
     end
   end

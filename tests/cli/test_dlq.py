@@ -89,3 +89,12 @@ def test_delete_deletes_only_with_yes(
     assert chasqui(*selected).out == "would delete 1 of 2 entries; add --yes to do it\n"
     assert chasqui(*selected, "--yes", "--json").json == {"deleted": 1, "selected": 1, "in_dlq": 2}
     assert [row["dlq_id"] for row in chasqui("dlq", "peek", queue_name, "--json").json] == [kept]
+
+
+def test_free_lets_an_id_be_used_again(chasqui: Chasqui, queue_name: str) -> None:
+    add = ["add", queue_name, "mail", "1", "--id", "mine"]
+    assert chasqui(*add).out == "mine\n"
+    assert chasqui("free", queue_name, "mine").rows == [["mine", "freed"]]
+    assert chasqui(*add).out == "mine\n"
+    again = chasqui("free", queue_name, "mine", "other")
+    assert (again.code, again.rows) == (1, [["mine", "freed"], ["other", "was free"]])

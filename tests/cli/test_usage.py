@@ -21,7 +21,7 @@ from tests.servers import Server
 COMMANDS = [
     "demo", "server", "worker", "promoter", "scheduler", "exporter", "add", "inspect", "queues",
     "watch", "top", "events", "tail", "job", "pause", "resume", "drain", "obliterate", "doctor",
-    "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel",
+    "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel", "free",
     "repeatable list", "repeatable add", "repeatable remove", "repeatable next",
 ]  # fmt: skip
 
@@ -30,8 +30,9 @@ CALLS = [
     "inspect q", "queues", "add q name {}", "add q --from -", "watch q --times 2 --interval-ms 10",
     "events q --no-follow", "job q id", "pause q", "resume q", "drain q --delayed --yes",
     "obliterate q --force --yes", "doctor", "dlq peek q", "dlq show q", "dlq show q 1-1",
-    "dlq replay q", "dlq delete q", "delayed list q", "delayed cancel q id", "repeatable list q",
-    "repeatable add q name --every 1s", "repeatable remove q key", "repeatable next q",
+    "dlq replay q", "dlq delete q", "delayed list q", "delayed cancel q id", "free q id",
+    "repeatable list q", "repeatable add q name --every 1s", "repeatable remove q key",
+    "repeatable next q",
 ]  # fmt: skip
 
 #: Those that go on until they are told to end.

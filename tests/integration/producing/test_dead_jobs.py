@@ -265,6 +265,66 @@ async def test_a_small_limit_finds_the_one_behind_many_that_cannot_be_meant(
     assert redis.xlen(keys.dlq) == 1000
 
 
+async def kill(redis: redis_py.Redis, keys: Keys) -> None:
+    """Move what waits, or is delayed, to the dead-letter queue, as a worker would."""
+    found = [fields[b"d"] for _, fields in redis.xrange(keys.stream)]
+    for member in redis.zrange(keys.delayed, 0, -1):
+        found.append(member[4 + int.from_bytes(member[:4], "little") :])
+    redis.delete(keys.stream, keys.delayed)
+    for envelope in found:
+        redis.xadd(keys.dlq, {"d": envelope, "n": "mail", "source_id": "1-1", "reason": "failed"})
+
+
+@pytest.mark.parametrize("delay_ms", [None, 60_000])
+async def test_a_deleted_dead_job_frees_its_id(
+    queue: Any, redis: redis_py.Redis, keys: Keys, delay_ms: int | None
+):
+    async def add() -> bool:
+        return (await queue.add("mail", 1, job_id="mine", delay_ms=delay_ms)).is_new
+
+    assert await add()
+    await kill(redis, keys)
+    assert not await add(), "while it is dead its id is taken"
+    assert await queue.delete_dlq(dry_run=True) == 1
+    assert not await add()
+    assert await queue.delete_dlq() == 1
+    assert await add()
+
+
+async def test_a_deleted_dead_job_leaves_the_id_of_a_newer_job_alone(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    first = await queue.add("mail", 1, job_id="mine")
+    await kill(redis, keys)
+    redis.delete(keys.unique("mine"))  # its time is over
+    while (newer := await queue.add("mail", 2, job_id="mine")).created_at_ms == first.created_at_ms:
+        redis.delete(keys.unique("mine"))
+    assert newer.is_new
+    assert await queue.delete_dlq() == 1
+    assert not (await queue.add("mail", 3, job_id="mine")).is_new
+
+
+async def test_dead_jobs_that_cannot_be_read_are_deleted(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    redis.set(keys.unique(""), "")
+    for fields in ({"d": b"no envelope", "reason": "x"}, {"reason": "malformed"}):
+        redis.xadd(keys.dlq, fields)
+    assert await queue.delete_dlq() == 2
+    assert redis.xlen(keys.dlq) == 0
+    redis.delete(keys.unique(""))
+
+
+@pytest.mark.parametrize("delay_ms", [None, 60_000])
+async def test_an_id_is_freed_by_hand(queue: Any, delay_ms: int | None):
+    assert (await queue.add("mail", 1, job_id="mine", delay_ms=delay_ms)).is_new
+    assert await queue.free_job_id("mine")
+    assert not await queue.free_job_id("mine")
+    assert (await queue.add("mail", 2, job_id="mine", delay_ms=delay_ms)).is_new
+    with pytest.raises(TypeError, match="job_ids"):
+        await queue.free_job_id(5)
+
+
 async def test_two_replays_at_once_double_nothing(
     make_queue: Callable[..., Any], redis: redis_py.Redis, keys: Keys, bury: Bury
 ):

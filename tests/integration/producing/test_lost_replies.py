@@ -241,7 +241,7 @@ async def test_dead_jobs_are_listed_and_deleted_whole(
     proxy.fail(fault, "XRANGE", nth=2)
     assert len(await queue.peek_dlq(1000)) == 600
     proxy.fail(fault, "XRANGE", nth=2)
-    proxy.fail(fault, "XDEL", nth=2)
+    proxy.fail(fault, "EVALSHA", nth=2)
     deleted = await queue.delete_dlq(1000)
     assert proxy.accepted == 4
     assert redis.xlen(keys.dlq) == 0
