@@ -35,6 +35,7 @@ class BlockingLink:
         self.profile: ServerProfile | None = None
         self.inflight: deque[Request] = deque()
         self._sock = sock
+        self._pid = os.getpid()
         self._inbox = inbox
         self._reader = ReplyReader()
         self._poller = select.poll()
@@ -104,7 +105,10 @@ class BlockingLink:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this process's socket; nothing is sent."""
+        """Close this process's socket. The process that made the link ends it at the server too,
+        though a forked child may have a copy; a child closes its copy only."""
+        if os.getpid() == self._pid:
+            self.interrupt()
         self._sock.close()
         # The builder of a reply that broke off is free now, not when somebody forgets this link.
         self._reader = ReplyReader()

@@ -246,6 +246,8 @@ class Connection:
         is nobody left who could be told."""
         self._is_closed = True
         self._link = self._dialling = self._watch = None
+        for link in self._links:
+            link.shut_down()
         self._links.clear()
         self._asking.clear()
         self._waiters.clear()

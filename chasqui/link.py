@@ -1,9 +1,11 @@
 """One live socket of the asyncio connection: frames out, replies in, in step."""
 
 import asyncio
+import contextlib
 import functools
 import ipaddress
 import logging
+import os
 import socket
 import weakref
 from collections import deque
@@ -62,6 +64,9 @@ class Link(asyncio.BufferedProtocol):
         self._inbox: memoryview | None = None
         self._spare = _spare_inboxes.setdefault(loop, [])
         self._transport: asyncio.Transport | None = None
+        #: The socket below the transport.
+        self.sock: socket.socket | None = None
+        self._pid = os.getpid()
         self._reader = ReplyReader()
 
     def send(self, requests: Iterable[Request]) -> None:
@@ -80,14 +85,22 @@ class Link(asyncio.BufferedProtocol):
     def retire(self) -> None:
         """Close as soon as nothing is on its way."""
         self.is_retired = True
-        if not self.inflight and self._transport is not None:
-            self._transport.close()
+        if not self.inflight:
+            self.abort()
 
     def abort(self) -> None:
         """Drop the socket now; `lost` tells when that is done."""
         self.is_retired = True
+        self.shut_down()
         if self._transport is not None:
             self._transport.abort()
+
+    def shut_down(self) -> None:
+        """End the link at the server too, though a forked child may have a copy of the socket. In
+        that child it stays the parent's."""
+        if self.sock is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     # ── Called by the event loop ────────────────────────────────────────────────────────────────
 
@@ -178,12 +191,13 @@ async def open_link(
             if provider is not None:
                 endpoint = endpoint.with_credentials(await provider(endpoint.host))
             if endpoint.path is not None:
-                await loop.create_unix_connection(lambda: link, endpoint.path)
+                link.sock = await _dial(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", endpoint.path)
+                await loop.create_unix_connection(lambda: link, sock=link.sock)
             else:
-                sock = await _connect(*endpoint.hosts[0])
+                link.sock = await _connect(*endpoint.hosts[0])
                 name = endpoint.host if endpoint.tls else None
                 await loop.create_connection(
-                    lambda: link, sock=sock, ssl=endpoint.tls, server_hostname=name
+                    lambda: link, sock=link.sock, ssl=endpoint.tls, server_hostname=name
                 )
             link.profile = await _shake_hands(link, endpoint, introduction)
     except BaseException as error:
