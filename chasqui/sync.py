@@ -5,7 +5,7 @@ Nothing runs between two calls, no thread and no loop; see blocking.py for what 
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -41,6 +41,9 @@ from chasqui.tracing import Tracing, add, check_tracing
 __all__ = ["Queue", "QueueEvents"]
 
 T = TypeVar("T")
+
+#: So many connections are kept for threads that wait for jobs, while none of them does.
+_SPARE_CONNECTIONS = 16
 
 
 class Queue:
@@ -98,8 +101,7 @@ class Queue:
         self._connection.close()
         if self._durable is not None:
             self._durable.close()
-        while self._spare:
-            self._spare.pop().close()
+        self._close_spare(0)
 
     def __enter__(self) -> Self:
         return self
@@ -414,10 +416,14 @@ class Queue:
         try:
             yield Follower(connection, self._plans.keys, job_id, since_ms)
         finally:
-            if self.is_closed:
-                connection.close()
-            else:
-                self._spare.append(connection)
+            self._spare.append(connection)
+            self._close_spare(0 if self.is_closed else _SPARE_CONNECTIONS)
+
+    def _close_spare(self, left: int) -> None:
+        """Keep so many. Other threads may take and close some meanwhile."""
+        while len(self._spare) > left:
+            with suppress(IndexError):
+                self._spare.pop().close()
 
     # ── The queue as a whole ────────────────────────────────────────────────────────────────────
 

@@ -123,6 +123,22 @@ async def test_a_wait_may_be_longer_than_a_request(
     assert proxy.accepted == 1
 
 
+async def test_of_many_connections_a_few_are_kept(
+    server: Server, queue_name: str, make_proxy: Callable[[str], Proxy]
+) -> None:
+    proxy = make_proxy(server.url)
+    with sync.Queue(queue_name, redis_url=proxy.url) as queue:
+        job = queue.add("mail", 1)
+        waits = [lambda: queue.wait_for_end(job.id, poll_interval=NEVER_S)] * 40
+        waiting = asyncio.create_task(in_threads(*waits))
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 40)
+        async with working(queue_name, server.url):
+            assert await waiting == [{"got": 1}] * 40
+        kept = 1 + 16  # its own, and those for who waits next
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.open_links == kept)
+    await asyncio.to_thread(proxy.wait_for, lambda: proxy.open_links == 0)
+
+
 def test_time_runs_out(server: Server, queue_name: str) -> None:
     with sync.Queue(queue_name, redis_url=server.url) as queue:
         job = queue.add("mail", 1)
