@@ -66,6 +66,7 @@ class Worker:
         timeout_ms: Mapping[str, int] | int | None = None,
         batch: int | None = None,
         batch_linger_ms: int | None = None,
+        prefetch: int | None = None,
         max_deliveries: int | None = None,
         shutdown_deadline_s: float | None = None,
         metrics: MetricsSink | None = None,
@@ -95,6 +96,7 @@ class Worker:
             shutdown_deadline_s=shutdown_deadline_s,
             batch=batch,
             batch_linger_ms=batch_linger_ms,
+            prefetch=prefetch,
         )
         if batch is not None:
             by_name = {"handler": handler, "processes": processes, "timeout_ms": timeout_ms}

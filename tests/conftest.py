@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.hoarding import hoard
 from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remote_servers
 
 pytest_plugins = ["tests.faults.plugin"]
@@ -34,6 +35,12 @@ def pytest_collection_finish() -> None:
     """Thousands of tests are not to be looked through each time that one collects garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def hoarding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers keep what they read ahead, however slow their handlers are."""
+    hoard(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,8 @@ class ConsumerConfig:
     read_block_ms: int = READ_BLOCK_MS
     #: The most entries of one read; None lets the reader choose by how fast handlers are.
     read_count: int | None = None
+    #: The most entries to hold beyond those that run; None lets the reader choose in the same way.
+    prefetch: int | None = None
     claim_min_idle_ms: int = CLAIM_MIN_IDLE_MS
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     dlq_max_stream_len: int | None = None
@@ -61,6 +63,7 @@ class ConsumerConfig:
         for name, low in (
             ("read_block_ms", 1),
             ("read_count", 1),
+            ("prefetch", 0),
             ("claim_min_idle_ms", 100),
             ("max_payload_bytes", 1),
             ("dlq_max_stream_len", 1),

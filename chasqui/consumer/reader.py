@@ -1,9 +1,8 @@
 """The reader: takes entries from the group, as many as the dispatcher can use soon.
 
 One blocking XREADGROUP at a time on a connection of its own. Where the server can, the same
-command takes over what other consumers left behind; elsewhere a script does that beside it. How
-much is read follows how fast handlers are: large reads are cheaper for Redis, small ones leave
-more to others.
+command takes over what other consumers left behind; elsewhere a script does that beside it. What
+would wait here for long goes back to the others.
 """
 
 import asyncio
@@ -19,8 +18,9 @@ from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
+from chasqui.consumer.appetite import Appetite
 from chasqui.consumer.complaints import Complaints
-from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
+from chasqui.consumer.config import MAX_READ, ConsumerConfig
 from chasqui.consumer.decide import GONE
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
@@ -31,8 +31,6 @@ from chasqui.server import exception_for
 
 logger = logging.getLogger(__name__)
 
-#: How much work to hold in hand, in seconds at the present pace.
-AHEAD_S: Final = 0.02
 #: How often abandoned entries are looked for where the read itself cannot, while others have any in
 #: hand. Where it can, it passes over entries that were deleted while pending: those are swept out
 #: now and then.
@@ -43,9 +41,6 @@ PAUSED_POLL_S: Final = 0.5
 #: A blocking read is given up this long after the server should have answered.
 READ_SLACK_S: Final = 5.0
 ERROR_MIN_S, ERROR_MAX_S = 0.1, 1.0
-#: While the size of entries is not known.
-FIRST_READ: Final = 32
-SIZE_SAMPLES: Final = 8
 #: With so many entries done and not yet gone from the stream, nothing more is read.
 MAX_UNSETTLED: Final = 10_000
 UNSETTLED_POLL_S: Final = 0.05
@@ -72,8 +67,6 @@ class Reader:
         self._config = config
         self._holdings = holdings
         self._offer = offer
-        self._idle_slots = idle_slots
-        self._finished = finished
         self._unsettled = unsettled
         self._on_drained = on_drained
         self._group = config.group.encode()
@@ -81,7 +74,9 @@ class Reader:
         self._streams = EntryBuilder("streams", config.max_payload_bytes)
         self._range = EntryBuilder("range", config.max_payload_bytes)
         self._buffer = CommandBuffer()
+        self._appetite = Appetite(config, holdings, idle_slots=idle_slots, finished=finished)
         self._room = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._has_group = False
         #: Whether a read takes over what others left behind; as the last one was asked.
         self.has_claim = False
@@ -92,10 +87,6 @@ class Reader:
         self._was_empty = True
         self._reclaim_at_s = 0.0
         self._mercy = Mercy(holdings.lease_s)
-        self._pace = 0.0
-        self._paced_at_s = time.monotonic()
-        self._paced_count = 0
-        self._entry_bytes = 0.0
         self._complaints = Complaints(logger, keys.queue)
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
@@ -149,14 +140,7 @@ class Reader:
         if self._must_recover:
             await self._while_paused()
             await self._recover()
-        room = self._wanted()
-        while room < 1:
-            self._room.clear()
-            if self._unsettled() < MAX_UNSETTLED:
-                await self._room.wait()
-            else:
-                await asyncio.sleep(UNSETTLED_POLL_S)
-            room = self._wanted()
+        room = await self._find_room()
         profile = self._connection.profile or await self._connection.connect()
         self.has_claim = profile.claim
         now_s = time.monotonic()
@@ -176,6 +160,42 @@ class Reader:
             room - count, back_s=None if profile.claim else self._reclaim_at_s
         )
 
+    async def _find_room(self) -> int:
+        """How many entries to ask for, as soon as that is one at least."""
+        while True:
+            if excess := self._appetite.excess():
+                await self._hand_back(excess)
+            is_full = self._unsettled() >= MAX_UNSETTLED
+            room = 0 if is_full else self._appetite.wanted()
+            if room > 0:
+                return room
+            self._room.clear()
+            if is_full:
+                await asyncio.sleep(UNSETTLED_POLL_S)
+                continue
+            if self._holdings.waiting and self._timer is None:
+                delay_s = self._appetite.judged_in_s()
+                self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+            await self._room.wait()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()
+
+    async def _hand_back(self, count: int) -> None:
+        """Let others have the entries that came last of those that wait. No read of ours is under
+        way that could take them again."""
+        holdings = self._holdings
+        # Out of our hands first. If that the server heard of it is not sure, we recover them.
+        for _ in range(count):
+            holdings.lost.discard(holdings.waiting.pop().id)
+        kept = holdings.ids()
+        await release(self._connection, self._keys, self._config, kept, wake=self.has_claim)
+        if not self.has_claim:
+            self._reclaim_at_s = 0.0  # whoever has a slot first takes them: that may be us
+        fields = {"queue": self._keys.queue, "entries": count}
+        logger.debug("%d entries of queue %s wait for others", count, fields["queue"], extra=fields)
+
     async def _read(self, room: int, *, back_s: float | None) -> int:
         """Read, and be back at that time; without one, also take over what lapses meanwhile."""
         config = self._config
@@ -183,6 +203,8 @@ class Reader:
         if back_s is not None:
             left_s = back_s - time.monotonic()
             block_ms = max(1, min(block_ms, int(left_s * 1000)))
+        if self._holdings.waiting:
+            block_ms = max(1, min(block_ms, int(self._appetite.judged_in_s() * 1000)))
         buffer = self._buffer
         xreadgroup(
             buffer,
@@ -236,9 +258,15 @@ class Reader:
 
     def _hand_out(self, entries: list[Entry | None]) -> int:
         self._was_empty = False
-        self._learn_size(entries)
-        self._offer(entries, True)
+        if not self.has_claim:
+            # Where there is work, entries are handed back: others' are looked for soon.
+            self._reclaim_at_s = min(self._reclaim_at_s, self.last_read_s + RECLAIM_S)
+        self._take(entries, is_fresh=True)
         return len(entries)
+
+    def _take(self, entries: list[Entry | None], *, is_fresh: bool) -> None:
+        self._appetite.came(entries)
+        self._offer(entries, is_fresh)
 
     async def _look_after_others(self, most: int) -> int:
         """Take over what is left behind, where a read cannot; how many entries that was.
@@ -250,7 +278,10 @@ class Reader:
             "XPENDING", self._keys.stream, self._group, effect=Effect.READ
         )
         is_all_ours = all(name == self._consumer for name, _ in holders or ())
-        if not is_all_ours or count > len(set(self._holdings.ids()) - self._holdings.lost):
+        # What is being settled may or may not have been pending by then, and does not count.
+        holdings = self._holdings
+        in_hand = {*holdings.waiting_ids(), *holdings.running_ids()} - holdings.lost
+        if not is_all_ours or count > len(in_hand):
             return await self._reclaim(most, RECLAIM_S)
         self._reclaim_at_s = time.monotonic() + max(self._holdings.lease_s / 3, RECLAIM_S)
         return 0
@@ -271,7 +302,7 @@ class Reader:
         if len(entries) < most:  # else there is more: the next one comes without delay
             self._reclaim_at_s = time.monotonic() + period_s
         if entries:
-            self._offer(entries, True)
+            self._take(entries, is_fresh=True)
         return len(entries)
 
     async def _recover(self) -> None:
@@ -292,7 +323,7 @@ class Reader:
             )
             is_last = len(entries) < MAX_READ
             if entries:
-                self._offer([*await self._still_ours(entries)], False)
+                self._take([*await self._still_ours(entries)], is_fresh=False)
             if is_last:
                 break
         self._is_first = False
@@ -345,43 +376,6 @@ class Reader:
             self.last_read_s = time.monotonic()
         if was_paused:
             self._reclaim_at_s = 0.0  # what was handed back is there to be taken
-
-    def _wanted(self) -> int:
-        """How many entries to ask for now."""
-        config, waiting = self._config, len(self._holdings.waiting)
-        now_s = time.monotonic()
-        since_s = now_s - self._paced_at_s
-        if since_s > 0.05:
-            count = self._finished()
-            self._pace = (count - self._paced_count) / since_s
-            self._paced_at_s, self._paced_count = now_s, count
-        if self._unsettled() >= MAX_UNSETTLED:
-            return 0
-        most = MAX_READ
-        if self._entry_bytes:
-            most = min(MAX_READ, max(1, int(PREFETCH_BYTES / self._entry_bytes)))
-        elif config.read_count is None:
-            most = FIRST_READ
-        if config.read_count is not None:
-            ahead = most = min(most, config.read_count)
-        else:
-            ahead = max(config.concurrency // 4 + 1, int(self._pace * AHEAD_S))
-        self._holdings.low_water = low_water = ahead // 2
-        room = ahead + self._idle_slots() - waiting
-        return min(room, most) if waiting <= low_water else 0
-
-    def _learn_size(self, entries: list[Entry | None]) -> None:
-        """Large entries count at once, small ones little by little."""
-        sizes = [
-            len(entry.envelope or b"")
-            for entry in entries[:: len(entries) // SIZE_SAMPLES + 1]
-            if entry is not None
-        ]
-        size = 64.0 + max(sizes, default=0)
-        if size >= self._entry_bytes or not self._entry_bytes:
-            self._entry_bytes = size
-        else:
-            self._entry_bytes += (size - self._entry_bytes) / 8
 
     def _complain(self, error: Exception) -> None:
         self._complaints.warn("queue %s cannot be read: %s", self._keys.queue, error)

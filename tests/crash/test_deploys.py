@@ -37,7 +37,13 @@ def test_rolling_restarts_repeat_and_lose_nothing(fleet: Fleet, restarts: int) -
 @pytest.mark.fault(3)
 def test_the_drain_hands_back_what_has_not_begun(fleet: Fleet) -> None:
     fleet.add("hold", 50)
-    old = fleet.start("old", concurrency=5, read_count=50, claim_min_idle_ms=60_000)
+    old = fleet.start(
+        "old",
+        concurrency=5,
+        read_count=50,
+        claim_min_idle_ms=60_000,
+        target="tests.crash.workers:make_hoarding",
+    )
     eventually(lambda: fleet.consumers().get("old") == 50, "it holds them all")
     new = fleet.start("new", concurrency=50, claim_min_idle_ms=60_000)
     new.open_gate()

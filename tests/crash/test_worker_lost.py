@@ -25,7 +25,9 @@ def test_an_heir_that_takes_nothing_over_leaves_them_stuck(fleet: Fleet) -> None
 def inherit(fleet: Fleet, **heirs: str) -> None:
     """Jobs run and wait in a worker that is killed, beside another one."""
     fleet.add("hold", 300)
-    doomed = fleet.start("doomed", concurrency=100, read_count=200)
+    doomed = fleet.start(
+        "doomed", concurrency=100, read_count=200, target="tests.crash.workers:make_hoarding"
+    )
     eventually(lambda: fleet.ledger.count("start") == 100, "100 jobs run")
     eventually(lambda: fleet.consumers().get("doomed") == 300, "200 more are prefetched")
     heir = fleet.start("heir", concurrency=100, **heirs)

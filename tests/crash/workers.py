@@ -15,6 +15,7 @@ from chasqui import Job, UnrecoverableError, Worker, clock
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.mercy import Mercy
+from tests.hoarding import hoard
 from tests.ledger import Ledger
 
 SETTINGS = "CRASH_TEST_WORKER"
@@ -29,6 +30,12 @@ def make() -> Worker:
     if told["dies_before_flush"]:
         die_before_flush(runs.ledger, told["who"], told["dies_before_flush"])
     return Worker(told["queue"], runs.handlers(), consumer_id=told["who"], **told["options"])
+
+
+def make_hoarding() -> Worker:
+    """The same, but that it keeps what it read ahead, however slow its handlers are."""
+    hoard()
+    return make()
 
 
 def make_without_heartbeat() -> Worker:

@@ -21,6 +21,7 @@ from chasqui.errors import UnreachableError
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.payload import encode
 from tests.crash.workers import Runs
+from tests.hoarding import hoard
 from tests.ledger import HANDED_BACK_MS, Ledger
 
 #: Two chunks and a bit.
@@ -148,6 +149,7 @@ class Working:
         self._ledger = Ledger(Path(folder))
         self._idle_ms: dict[Any, int] = {}
         self.renewals = 0
+        hoard()
         worker = Worker(
             queue_name,
             Runs(Path(folder), str(os.getpid())).handlers(),

@@ -101,7 +101,9 @@ def test_workers_killed_at_any_moment(fleet: Fleet) -> None:
 def test_a_worker_removes_its_own_consumer_only_and_only_empty(fleet: Fleet) -> None:
     """Not that of a worker that died a moment ago."""
     fleet.add("hold", 10)
-    doomed = fleet.start("doomed", concurrency=2, read_count=10)
+    doomed = fleet.start(
+        "doomed", concurrency=2, read_count=10, target="tests.crash.workers:make_hoarding"
+    )
     eventually(lambda: fleet.consumers().get("doomed") == 10, "it has them all")
     doomed.kill()
     heir = fleet.start("heir")
@@ -138,7 +140,9 @@ def test_one_that_takes_its_consumer_along_is_caught(fleet: Fleet) -> None:
 def test_a_consumer_that_an_operator_deletes(fleet: Fleet) -> None:
     """Its jobs are in the stream, and nobody's: a census shows them, XCLAIM brings them back."""
     fleet.add("hold", 5)
-    worker = fleet.start("worker", concurrency=2, read_count=5)
+    worker = fleet.start(
+        "worker", concurrency=2, read_count=5, target="tests.crash.workers:make_hoarding"
+    )
     eventually(lambda: fleet.consumers().get("worker") == 5, "it has them all")
     eventually(lambda: fleet.ledger.count("start") == 2, "two run")
     stream = fleet.keys.stream

@@ -15,6 +15,7 @@ import redis as redis_py
 from chasqui import Job, Queue, server
 from chasqui.errors import ServerError
 from chasqui.keys import Keys
+from tests.hoarding import hoard
 from tests.integration.consuming.conftest import (
     PAST_LEASE,
     Renewals,
@@ -197,6 +198,7 @@ async def _runs_once(
     """One worker has its hands full before a standstill and until a lease after it; another one
     takes over what lapses."""
     monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.2)
+    hoard(monkeypatch.setattr)
     await stage.running.stop()
     runs: Counter[int] = Counter()
     gate = asyncio.Event()

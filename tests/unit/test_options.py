@@ -38,6 +38,7 @@ def plain(job: Any) -> None:
         (Scheduler, "holder_id", b"me"),
         (Worker, "read_block_ms", 2**63),
         (Worker, "read_count", 2**63),
+        (Worker, "prefetch", -1),
         (Worker, "claim_min_idle_ms", 2**63),
         (Worker, "max_payload_bytes", 2**63),
         (Worker, "dlq_max_stream_len", 2**63),

@@ -290,6 +290,7 @@ async def test_a_job_that_keeps_the_gil_does_not_go_from_worker_to_worker_for_ev
 
 @pytest.mark.fault(15)
 @pytest.mark.slow
+@pytest.mark.usefixtures("hoarding")
 async def test_nothing_starts_while_leases_may_have_lapsed(
     server: Server,
     queue: Queue,

@@ -98,6 +98,7 @@ async def test_a_job_whose_handler_was_told_that_it_may_be_lost_runs_again(
     ],
     ids=lambda words: words[-1].lower(),
 )
+@pytest.mark.usefixtures("hoarding")
 async def test_a_group_that_goes_while_there_is_no_room_for_a_read_is_made_again(
     queue: Queue, start: Start, redis: Redis, keys: Keys, harm: list[str]
 ) -> None:
@@ -191,6 +192,7 @@ redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[2], '0')
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.usefixtures("hoarding")
 async def test_another_job_under_the_id_of_one_in_hand_is_run(
     start: Start, add_raw: AddRaw, redis: Redis, keys: Keys, slots: int
 ) -> None:
@@ -203,7 +205,8 @@ async def test_another_job_under_the_id_of_one_in_hand_is_run(
         if job.id == "first":
             await gate.wait()
 
-    running = start(handler, claim_min_idle_ms=LONG_MS, read_block_ms=20, concurrency=slots)
+    options = {"claim_min_idle_ms": LONG_MS, "read_block_ms": 20, "read_count": 10}
+    running = start(handler, concurrency=slots, **options)
     await add_raw(envelope(job_id="first"))
     await running.fact(begun.wait())
     await redis("EVAL", REUSE, 1, keys.stream, envelope(job_id="second"), DEFAULT_GROUP)

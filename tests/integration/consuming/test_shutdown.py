@@ -66,6 +66,7 @@ async def test_threads_that_handlers_block_are_in_nobodys_way(
 
 
 @pytest.mark.both_loops
+@pytest.mark.usefixtures("hoarding")
 async def test_close_under_load_hands_back_what_has_not_begun(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -109,6 +110,7 @@ async def test_close_under_load_hands_back_what_has_not_begun(
     assert runs == Counter(range(50))
 
 
+@pytest.mark.usefixtures("hoarding")
 async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:
@@ -147,6 +149,7 @@ async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
     assert heir.metrics.jobs_completed == running.metrics.jobs_completed == 1
 
 
+@pytest.mark.usefixtures("hoarding")
 async def test_what_is_handed_back_stays_free_though_the_own_read_has_not_ended_yet(
     queue: Queue,
     start: Start,
@@ -197,6 +200,7 @@ async def test_what_is_handed_back_stays_free_though_the_own_read_has_not_ended_
     await running.task
 
 
+@pytest.mark.usefixtures("hoarding")
 async def test_what_is_handed_back_is_not_counted_as_new_where_nobody_must_be_woken(
     queue: Queue, start: Start, redis: Redis, keys: Keys
 ) -> None:

@@ -123,6 +123,7 @@ async def test_what_was_handed_back_by_another_is_not_run_beside_its_own_run(
 
 
 @pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.usefixtures("hoarding")
 async def test_what_was_taken_over_and_comes_back_runs_without_one_more_lease(
     queue: Queue,
     start: Start,

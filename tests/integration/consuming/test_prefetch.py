@@ -1,0 +1,160 @@
+"""What a worker reads ahead of its slots, and when it lets others have that."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chasqui import Job, scripts
+from chasqui.consumer.appetite import Appetite
+from chasqui.keys import Keys
+from chasqui.queue import Queue
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
+
+Start = Callable[..., Running]
+#: Longer than any test: nothing comes back by itself.
+LEASE_MS = 300_000
+#: So many that a worker knows how quick they are.
+QUICK = 3000
+
+
+class Stall:
+    """A worker of one slot: quick jobs, then one that does not end, then others behind it."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.runs: Counter[int] = Counter()
+
+    async def handler(self, job: Job) -> None:
+        self.runs[job.data] += 1
+        if job.name == "long":
+            self.begun.set()
+            await self.gate.wait()
+
+    async def add(self, queue: Queue, *, behind: int) -> int:
+        """Add them all; how many there are."""
+        names = ["quick"] * QUICK + ["long"] + ["quick"] * behind
+        await queue.add_bulk([{"name": name, "data": n} for n, name in enumerate(names)])
+        return len(names)
+
+    async def begins(self, start: Start, **options: Any) -> Running:
+        """The worker, when the long one runs and others wait behind it."""
+        running = start(self.handler, concurrency=1, claim_min_idle_ms=LEASE_MS, **options)
+        await running.fact(self.begun.wait())
+
+        async def some_wait() -> bool:
+            health = running.worker.health()
+            return health is not None and health.prefetched > 0
+
+        await until(some_wait, "some were read ahead")
+        return running
+
+
+async def test_what_waits_behind_a_long_run_is_run_by_an_idle_worker(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    stall = Stall()
+    count = await stall.add(queue, behind=10)
+    busy = await stall.begins(start)
+    idle = start(stall.handler, claim_min_idle_ms=LEASE_MS)
+    await idle.completed(10)
+    ((_, owner, _, deliveries),) = await redis("XPENDING", keys.stream, "default", "-", "+", 10)
+    assert owner.decode() == busy.worker.consumer_id
+    assert deliveries == 1
+    assert busy.metrics.total_read <= count, "what went back was not read again"
+    stall.gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert stall.runs == Counter(range(count)), "each ran once"
+
+
+@pytest.mark.fault(14)
+async def test_what_went_back_costs_no_delivery_and_is_run_by_the_same_worker_when_it_can(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    stall = Stall()
+    count = await stall.add(queue, behind=10)
+    busy = await stall.begins(start, max_deliveries=1)
+
+    async def went_back() -> bool:
+        pending = await redis("XPENDING", keys.stream, "default", "-", "+", 20)
+        free = [one for one in pending if one[2] >= 864_000_000]
+        assert {one[3] for one in free} <= {0}
+        return len(free) == len(pending) - 1 > 0
+
+    await until(went_back, "all but the long one are free")
+    stall.gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert stall.runs == Counter(range(count))
+    assert busy.metrics.dlq_count() == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])
+async def test_a_link_that_breaks_while_entries_go_back_loses_none(
+    server: Server,
+    queue: Queue,
+    make_proxy: Callable[[str], Proxy],
+    start_at: Callable[..., Running],
+    redis: Redis,
+    keys: Keys,
+    fault: Fault,
+) -> None:
+    proxy = make_proxy(server.url)
+    stall = Stall()
+    count = await stall.add(queue, behind=10)
+    proxy.fail(fault, "EVALSHA", holding=scripts.RELEASE.sha)
+    await stall.begins(lambda *args, **options: start_at(proxy.url, *args, **options))
+    await until(lambda: _has_struck(proxy), "the link broke")
+    stall.gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert stall.runs == Counter(range(count))
+
+
+async def test_slow_handlers_read_nothing_ahead(
+    queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in hand stays there in this test: so what others get was never read."""
+    monkeypatch.setattr(Appetite, "excess", lambda self: 0)
+    gate = asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        await gate.wait()
+
+    async def quick(job: Job) -> None:
+        pass
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(50)])
+    slow = start(handler, concurrency=2, claim_min_idle_ms=LEASE_MS)
+
+    async def both_run() -> bool:
+        health = slow.worker.health()
+        return health is not None and health.running == 2
+
+    await until(both_run, "its slots are busy")
+    other = start(quick, claim_min_idle_ms=LEASE_MS)
+    await other.completed(48)
+    gate.set()
+    await slow.completed(2)
+
+
+async def test_without_prefetch_nothing_is_read_but_for_slots(queue: Queue, start: Start) -> None:
+    most = 0
+
+    async def handler(job: Job) -> None:
+        nonlocal most
+        health = running.worker.health()
+        assert health is not None
+        most = max(most, health.running + health.prefetched)
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(1000)])
+    running = start(handler, concurrency=4, prefetch=0)
+    await running.completed(1000)
+    assert 1 <= most <= 4
+
+
+async def _has_struck(proxy: Proxy) -> bool:
+    return not proxy._rules
