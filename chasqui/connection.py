@@ -20,7 +20,7 @@ from chasqui._core.reply import ReplyError
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.dialler import Dialler
 from chasqui.errors import ClosedError, OutcomeUnknownError, UnreachableError
-from chasqui.link import Link, in_thread
+from chasqui.link import Link, in_thread_or_here
 from chasqui.policy import (
     REQUEST_TIMEOUT_S as REQUEST_TIMEOUT_S,
 )
@@ -239,7 +239,7 @@ class Connection:
                 await self._hang_up()
         finally:  # also if it was cancelled meanwhile: nobody comes here a second time
             if self.endpoint.kind == "embedded":
-                await in_thread(self._dialler.close)
+                await in_thread_or_here(self._dialler.close)
 
     def _forget(self) -> None:
         """Let go of what an event loop left behind: its sockets close as they are freed, and there

@@ -7,10 +7,10 @@ import ipaddress
 import logging
 import os
 import socket
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
@@ -212,12 +212,29 @@ async def open_link(
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """What a function that blocks gives, from a thread of its own: the loop's threads may all be
-    taken, by handlers that block in them for as long as they like."""
-    pool = ThreadPoolExecutor(1, "chasqui")
+    taken, by handlers that block in them for as long as they like. Nobody waits for one that was
+    given up, not even Python at its end. Raises RuntimeError if no thread can be started."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            settle = functools.partial(outcome.set_result, function(*arguments))
+        except BaseException as error:
+            settle = functools.partial(outcome.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: outcome.done() or settle())
+
+    threading.Thread(target=run, name="chasqui", daemon=True).start()
+    return await outcome
+
+
+async def in_thread_or_here(function: Callable[[], T]) -> T:
+    """The same at the end of something, which must come though no thread can be started."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-    finally:
-        pool.shutdown(wait=False)
+        return await in_thread(function)
+    except RuntimeError:
+        return function()
 
 
 async def _connect(host: str, port: int) -> socket.socket:

@@ -1,10 +1,13 @@
 """Running a `Worker` as a process: which one, on which loop, until when, with what exit code."""
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import logging
+import math
 import os
+import queue
 import resource
 import signal
 import sys
@@ -32,6 +35,13 @@ FORCED: Final = 128
 CHECK_S: Final = 0.2
 #: A process that was told to stop at once is ended after this, come what may.
 STOP_NOW_S: Final = 2.0
+#: How much longer than its deadline a drain may take before the process is ended, come what may: a
+#: handler may block the loop.
+DRAIN_SLACK_S: Final = 8.0
+#: How long the thread that watches over the end sleeps at most.
+WATCH_S: Final = 3600.0
+#: How long tasks of handlers may take to notice that they are cancelled.
+TASKS_END_S: Final = 0.5
 #: How long threads that have nothing more to do may take to notice it.
 HANDLER_END_S: Final = 0.5
 #: The threads that handlers get from `asyncio.to_thread`.
@@ -121,13 +131,16 @@ def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
     """Run on a loop of its own until `stop` is asked for; the exit code."""
     # The runner would wait for the loop's threads without a limit, and a handler may block in one.
     threads = ThreadPoolExecutor(thread_name_prefix=LOOP_THREAD_NAME)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    try:
         runner.get_loop().set_default_executor(threads)
-        try:
-            runner.run(_run(worker, stop, recycle))
-        finally:
-            runner.get_loop().set_default_executor(ThreadPoolExecutor())
-            threads.shutdown(wait=False)
+        runner.run(_run(worker, stop, recycle))
+    finally:
+        runner.get_loop().set_default_executor(ThreadPoolExecutor())
+        threads.shutdown(wait=False)
+        if not stop.has_tasks_left:  # else it would wait for them without a limit, too
+            with contextlib.suppress(RuntimeError):  # it wants a thread, and there may be none
+                runner.close()
     health = worker.health()
     if stop.code == DRAINED and health is not None and health.cut_short:
         count = health.cut_short
@@ -136,7 +149,7 @@ def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
         stop.code = FAILED
     elif stop.code == DRAINED:
         # What a handler began there and did not wait for.
-        _has_handlers_left(worker.shutdown_deadline_s, LOOP_THREAD_NAME)
+        _has_handlers_left(stop.left_s, LOOP_THREAD_NAME)
     return stop.code
 
 
@@ -147,7 +160,12 @@ class Stop:
         self._worker = worker
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = 0
+        #: When the process must have ended, and with what code. Signal handlers may put into it.
+        self._limits: queue.SimpleQueue[tuple[float, int] | None] = queue.SimpleQueue()
+        self._deadline_s = math.inf
         self.code = DRAINED
+        #: Whether there are tasks that ignore that they were cancelled.
+        self.has_tasks_left = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -171,21 +189,53 @@ class Stop:
     def drain(self) -> None:
         self._asked = max(self._asked, 1)
         self._call(lambda: asyncio.ensure_future(self._worker.close()))
+        self.time_end()
+
+    def time_end(self) -> None:
+        """The drain has begun: it has its deadline, and not much more."""
+        self._deadline_s = min(
+            self._deadline_s, time.monotonic() + self._worker.shutdown_deadline_s
+        )
+        self._limits.put((self._deadline_s + DRAIN_SLACK_S, FAILED))
+
+    @property
+    def left_s(self) -> float:
+        """How long what handlers began still has."""
+        left_s = self._deadline_s - time.monotonic()
+        return max(0.0, min(left_s, self._worker.shutdown_deadline_s))
 
     def now(self, code: int) -> None:
         """Cancel what runs. A handler that will not be cancelled does not keep the process."""
         self._asked = max(self._asked, 2)
         self.code = code
         self._call(self._worker.stop_now)
-        timer = threading.Timer(STOP_NOW_S, os._exit, (code,))
-        timer.daemon = True
-        timer.start()
+        self._limits.put((time.monotonic() + STOP_NOW_S, code))
+
+    def _watch(self) -> None:
+        """In a thread, which is there before it is needed: end the process when its time is over,
+        though a handler blocks the loop."""
+        ends_s, code = math.inf, FAILED
+        while (left_s := ends_s - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                limit = self._limits.get(timeout=min(left_s, WATCH_S))
+                if limit is None:
+                    return
+                ends_s, code = min(limit, (ends_s, code))
+        if code < FORCED:
+            name = self._worker.name
+            logger.error(
+                "the drain of queue %s has not ended in time: its process is ended",
+                name,
+                extra={"queue": name},
+            )
+        os._exit(code)
 
     def _call(self, deed: Callable[[], object]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(deed)
 
     def __enter__(self) -> "Stop":
+        threading.Thread(target=self._watch, name="chasqui-end", daemon=True).start()
         return self
 
     def __exit__(
@@ -194,13 +244,14 @@ class Stop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the process here if handlers were cut short or left behind in threads: they may never
-        return, and Python would wait for them."""
+        """End the process here if handlers were cut short or left behind: they may never return,
+        and Python would wait for them."""
+        self._limits.put(None)
         if isinstance(error, SystemExit):
             self.code = error.code if isinstance(error.code, int) else int(error.code is not None)
         elif error is not None:
             self.code = FAILED
-        if self.code >= FORCED or _has_handlers_left():
+        if self.code >= FORCED or self.has_tasks_left or _has_handlers_left():
             if error is not None and not isinstance(error, SystemExit):
                 logger.error("%s", error, extra={"queue": self._worker.name})
             logging.shutdown()
@@ -227,6 +278,28 @@ def _has_handlers_left(limit_s: float = HANDLER_END_S, prefix: str = THREAD_NAME
 
 
 async def _run(worker: Worker, stop: Stop, recycle: Recycle) -> None:
+    try:
+        await _run_to_its_end(worker, stop, recycle)
+    finally:
+        stop.has_tasks_left = await _has_tasks_left(worker.name)
+
+
+async def _has_tasks_left(name: str) -> bool:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    left = (await asyncio.wait(tasks, timeout=TASKS_END_S))[1] if tasks else set()
+    if left:
+        logger.error(
+            "%d tasks of queue %s ignore that they were cancelled",
+            len(left),
+            name,
+            extra={"queue": name, "tasks": len(left)},
+        )
+    return bool(left)
+
+
+async def _run_to_its_end(worker: Worker, stop: Stop, recycle: Recycle) -> None:
     stop.attach(asyncio.get_running_loop())
     running = asyncio.ensure_future(worker.run())
     if recycle != NEVER:
@@ -236,6 +309,7 @@ async def _run(worker: Worker, stop: Stop, recycle: Recycle) -> None:
                 logger.info(
                     "worker of queue %s has had its time: recycled", worker.name, extra=fields
                 )
+                stop.time_end()
                 await worker.close()
     await running
 

@@ -30,8 +30,6 @@ RESTART_MIN_S, RESTART_MAX_S = 0.5, 30.0
 HEALTHY_S: Final = 30.0
 #: How much longer than it must a process may take to stop at once, before it is killed.
 KILL_SLACK_S: Final = 1.0
-#: How much longer than its deadline the drain of a process may take that has no supervisor.
-ORPHAN_SLACK_S: Final = 15.0
 #: Recycling is spread over this share of the limit, so that not all processes go at once.
 SPREAD: Final = 0.1
 
@@ -286,8 +284,7 @@ def _work(
     line.send_bytes(_LOADED + worker.consumer_id.encode())
     with Stop(worker) as stop:
         signal.signal(signal.SIGTERM, lambda number, frame: stop.drain())
-        drain_s = worker.shutdown_deadline_s + ORPHAN_SLACK_S
-        listener = threading.Thread(target=_listen, args=(line, stop, drain_s), daemon=True)
+        listener = threading.Thread(target=_listen, args=(line, stop), daemon=True)
         listener.start()
         try:
             code = runner.run_until(worker, stop, recycle)
@@ -297,15 +294,14 @@ def _work(
     raise SystemExit(code)
 
 
-def _listen(line: Connection, stop: Stop, drain_s: float) -> None:
+def _listen(line: Connection, stop: Stop) -> None:
     """In a thread: do what the supervisor says. Once it is gone, drain, and be gone as well."""
     while True:
         try:
             said = line.recv_bytes()
         except (EOFError, OSError):
             stop.drain()
-            time.sleep(drain_s)
-            os._exit(FAILED)  # a handler has blocked the loop all the time
+            return
         if said == _DRAIN:
             stop.drain()
         elif said.startswith(_NOW):

@@ -30,7 +30,7 @@ from chasqui.duty import Duty
 from chasqui.errors import ChasquiError
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
-from chasqui.link import in_thread
+from chasqui.link import in_thread_or_here
 from chasqui.metrics import MetricsSink, guard
 from chasqui.policy import Search
 from chasqui.request import Effect, commands
@@ -38,8 +38,10 @@ from chasqui.server import eviction_policy
 
 logger = logging.getLogger(__name__)
 
-#: How long a drain may take beyond its handlers: acks, moves, leadership.
-FLUSH_DEADLINE_S = 5.0
+#: How long a drain may take beyond its handlers, for all of acks, moves and leadership.
+FLUSH_DEADLINE_S = 4.0
+#: And how long the end of the heartbeat after that: it may be looking up a name.
+HEARTBEAT_END_S = 1.0
 #: How long a drain that was cancelled waits, in all, for a server that is gone.
 CANCELLED_S = 1.0
 #: How long it may take to leave the group, where the server has answered all before.
@@ -148,6 +150,9 @@ class Engine:
         self._stop = asyncio.Event()
         self._end_duties = asyncio.Event()
         self._is_cut_short = asyncio.Event()
+        #: When the drain is over, come what may, by the monotonic clock.
+        self._ends_s = math.inf
+        self._is_drained = False
         #: How long the drain still waits for a server that is gone, and the wait that goes on.
         self._patience_s = math.inf
         self._waiting: asyncio.Timeout | None = None
@@ -176,6 +181,7 @@ class Engine:
         """Cut the drain short: handlers that still run are cancelled."""
         self._stop.set()
         self._is_cut_short.set()
+        self._ends_s = min(self._ends_s, time.monotonic() + FLUSH_DEADLINE_S)
 
     @property
     def exit(self) -> BaseException | None:
@@ -201,9 +207,9 @@ class Engine:
             tasks = [reading, *duties]
             await self._stop.wait()
             await self._drain(reading)
-            self._end_duties.set()
             if duties:
                 await asyncio.wait(duties, timeout=self._limit_s(FLUSH_DEADLINE_S))
+            self._is_drained = True
         finally:
             await _undisturbed(self._let_go(tasks))
 
@@ -212,13 +218,23 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
-        await in_thread(self._heartbeat.stop)
-        await self._handlers.close()
+        if not self._is_drained:
+            await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
+        await asyncio.gather(self._stop_heartbeat(), self._handlers.close())
         self._tell_given_up()
         await self._reading.close()
         await self.connection.close()
         self.is_running = False
+
+    async def _stop_heartbeat(self) -> None:
+        try:
+            async with asyncio.timeout(HEARTBEAT_END_S):
+                await in_thread_or_here(self._heartbeat.stop)
+        except TimeoutError:
+            queue = self.keys.queue
+            logger.warning(
+                "the heartbeat of queue %s hangs and is left behind", queue, extra={"queue": queue}
+            )
 
     async def _attend(self, make: Callable[["Engine"], Duty]) -> None:
         """See that a duty is done until the drain is over, whatever happens to it."""
@@ -267,24 +283,20 @@ class Engine:
     async def _drain(self, reading: asyncio.Task[None]) -> None:
         """Stop reading, hand back what has not begun, finish what has, flush."""
         self._stop.set()
+        patience_s = 0.0 if self._is_cut_short.is_set() else self.config.shutdown_deadline_s
+        deadline_s = time.monotonic() + patience_s
+        self._ends_s = min(self._ends_s, deadline_s + FLUSH_DEADLINE_S)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         # The read may have delivered entries in a reply that we no longer wait for: whatever the
         # server counts as ours and does not run goes back.
         await self._reading.close()
         self.holdings.waiting.clear()
-        deadline_s = time.monotonic() + self.config.shutdown_deadline_s
-        await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
-        finishing = asyncio.ensure_future(self._dispatcher.stop(self.config.shutdown_deadline_s))
-        cut_short = asyncio.ensure_future(self._is_cut_short.wait())
-        await asyncio.wait([finishing, cut_short], return_when=asyncio.FIRST_COMPLETED)
-        if not finishing.done():
-            finishing.cancel()
-            await asyncio.gather(finishing, return_exceptions=True)
-            self._cut_short = await self._dispatcher.stop(0)
-        else:
-            self._cut_short = finishing.result()
-        cut_short.cancel()
+        # Handlers keep to their deadline whatever the server does.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._best_effort(self._hand_back(), FLUSH_DEADLINE_S))
+            self._cut_short = await self._finish(deadline_s)
+            self._end_duties.set()
         flush_s = max(FLUSH_DEADLINE_S, deadline_s - time.monotonic())
         await self._best_effort(self._flush(), flush_s)
         # What the deadline cut short is still ours: let others have it now.
@@ -297,12 +309,28 @@ class Engine:
         the leader does it later."""
         config, queue = self.config, self.keys.queue
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(self._limit_s(LEAVE_S)):
                 await self.connection.submit(leave(self.keys, config.group, config.consumer_id))
         except (ChasquiError, TimeoutError) as error:
             if "NOGROUP" not in str(error):
                 fields = {"queue": queue}
                 logger.info("the group of queue %s still lists us: %r", queue, error, extra=fields)
+
+    async def _finish(self, deadline_s: float) -> int:
+        """Let handlers come to their end, until the deadline or until the drain is cut short; how
+        many did not."""
+        left_s = deadline_s - time.monotonic()
+        finishing = asyncio.ensure_future(self._dispatcher.stop(left_s))
+        cut_short = asyncio.ensure_future(self._is_cut_short.wait())
+        try:
+            await asyncio.wait([finishing, cut_short], return_when=asyncio.FIRST_COMPLETED)
+            if finishing.done():
+                return finishing.result()
+        finally:
+            finishing.cancel()
+            cut_short.cancel()
+        await asyncio.gather(finishing, return_exceptions=True)
+        return await self._dispatcher.stop(0)
 
     async def _hand_back(self) -> None:
         kept, wake = self.holdings.busy_ids(), self._reader.has_claim
@@ -339,6 +367,7 @@ class Engine:
             self._waiting = None
 
     def _limit_s(self, limit_s: float) -> float:
+        limit_s = max(0.0, min(limit_s, self._ends_s - time.monotonic()))
         is_there = self.connection.is_connected and not self._is_silent
         return limit_s if is_there else min(limit_s, self._patience_s)
 

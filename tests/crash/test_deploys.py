@@ -101,3 +101,35 @@ def test_handlers_that_outlast_the_drain_are_told_apart(fleet: Fleet) -> None:
     assert worker.wait() == 1
     assert "3 jobs took longer than the drain" in worker.log
     assert sorted(fleet.census().stream) == [0, 1, 2]
+
+
+def test_a_handler_that_ignores_its_end_does_not_keep_the_process(fleet: Fleet) -> None:
+    fleet.add("ignore", 3)
+    worker = fleet.start("worker", claim_min_idle_ms=60_000, shutdown_deadline_s=0.1)
+    eventually(lambda: fleet.ledger.count("start") == 3, "they run")
+    worker.terminate()
+    assert worker.wait() == 1
+    assert "3 tasks" in worker.log
+    assert "jobs took longer than the drain" in worker.log
+    assert sorted(fleet.census().stream) == fleet.added
+
+
+def test_a_blocked_loop_does_not_outlive_the_drain(fleet: Fleet) -> None:
+    fleet.add("block", 1, s=3600)
+    target = "tests.crash.workers:make_and_end_soon"
+    worker = fleet.start("worker", target=target, shutdown_deadline_s=0.1)
+    eventually(lambda: fleet.ledger.count("start") == 1, "it blocks the loop")
+    worker.terminate()
+    assert worker.wait() == 1
+    assert "has not ended in time" in worker.log
+    assert sorted(fleet.census().stream) == fleet.added
+
+
+def test_a_worker_without_threads_ends_in_order(fleet: Fleet) -> None:
+    worker = fleet.start("worker", target="tests.crash.workers:make_without_threads")
+    fleet.add("quick", 1)
+    fleet.ended(1)
+    worker.terminate()
+    assert worker.wait() == 0
+    assert "Traceback" not in worker.log
+    assert fleet.census().is_empty

@@ -4,15 +4,18 @@ What they are told comes in the environment; what they do goes into the ledger.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from chasqui import Job, UnrecoverableError, Worker, clock
+from chasqui import Job, UnrecoverableError, Worker, clock, runner
 from chasqui.consumer.acker import AckBatch, Acker
+from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.consumer.mercy import Mercy
 from tests.hoarding import hoard
@@ -65,6 +68,29 @@ def make_without_acks() -> Worker:
     return make()
 
 
+def make_and_end_soon() -> Worker:
+    """The same, but that a drain has hardly more time than its deadline."""
+    runner.DRAIN_SLACK_S = 1.0  # type: ignore[misc]
+    return make()
+
+
+def make_without_threads() -> Worker:
+    """The same, but that no thread can be started once a job ran."""
+    worker = make()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    returned = Dispatcher._returned
+
+    def return_and_refuse(self: Dispatcher, *arguments: Any) -> None:
+        threading.Thread.start = refuse  # type: ignore[method-assign]
+        returned(self, *arguments)
+
+    Dispatcher._returned = return_and_refuse  # type: ignore[method-assign]
+    return worker
+
+
 def make_of_many() -> Worker:
     """The same, for several processes at once: the consumer is named for its process."""
     told = json.loads(os.environ[SETTINGS])
@@ -90,6 +116,7 @@ class Runs:
             "hold, bury": self.hold_then_bury,
             "long": self.long,
             "block": self.block,
+            "ignore": self.ignore,
             "thread": self.thread,
             "loop_thread": self.loop_thread,
             "fail": self.fail,
@@ -137,6 +164,12 @@ class Runs:
         self._start(job)
         time.sleep(job.data["s"])  # noqa: ASYNC251 - the mistake that must do no harm
         self._end(job)
+
+    async def ignore(self, job: Job) -> None:
+        self._start(job)
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
     def thread(self, job: Job) -> None:
         self._start(job)

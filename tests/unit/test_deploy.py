@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 from typer.main import get_command
 
 from chasqui.cli import COMMANDS, app
-from chasqui.consumer import FLUSH_DEADLINE_S, Health
+from chasqui.consumer import Health
 from chasqui.consumer.config import SHUTDOWN_DEADLINE_S
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
 from chasqui.metrics.prometheus import PrometheusSink, QueueCollector, QueueReading
+from chasqui.runner import DRAIN_SLACK_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -164,7 +165,7 @@ def test_the_manifest_holds_together() -> None:
                 if command == "worker":
                     assert "--health-port" in arguments
                     grace_s = template["spec"]["terminationGracePeriodSeconds"]
-                    assert grace_s > SHUTDOWN_DEADLINE_S + 3 * FLUSH_DEADLINE_S
+                    assert grace_s > SHUTDOWN_DEADLINE_S + DRAIN_SLACK_S
     for one in objects:
         if one["kind"] in ("PodDisruptionBudget", "Service"):
             selector = one["spec"]["selector"]

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -416,6 +417,111 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_does_not_answer(
             await asyncio.wait_for(asyncio.shield(running.task), WAIT_S)
         assert "1 acks and 0 moves" in caplog.text
         assert not [one for one in threading.enumerate() if queue_name in one.name]
+
+
+async def until_cancelled(job: Job) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+class Deaf:
+    """A handler that takes no notice of its cancellation, until the test is over."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def __call__(self, job: Job) -> None:
+        while not self.end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.end.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["idle", "running", "deaf", "stopped"])
+async def test_a_drain_ends_in_time_though_the_server_is_silent(
+    redis_86: Server, make_proxy: MakeProxy, start_at: StartAt, queue_name: str, kind: str
+) -> None:
+    """Within the deadline and five seconds more, whatever the handlers do: that is the promise."""
+    proxy = make_proxy(redis_86.url)
+    deaf = Deaf()
+    running = start_at(
+        proxy.url, deaf if kind == "deaf" else until_cancelled, shutdown_deadline_s=1
+    )
+    jobs = 0 if kind == "idle" else 3
+
+    async def is_busy() -> bool:
+        health = running.worker.health()
+        return health is not None and health.is_connected and health.running == jobs
+
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        for n in range(jobs):
+            await queue.add("n", n)
+        await running.fact(until(is_busy, "its jobs run"))
+        await running.next(LockOutcome)  # so the end has leadership to hand over, too
+        proxy.stall()
+        began_s = time.monotonic()
+        if kind == "stopped":
+            running.worker.stop_now()
+        await running.stop()
+        took_s = time.monotonic() - began_s
+    deaf.end.set()
+    assert took_s < 1 + 5 + 2  # the last for a busy machine
+
+
+async def test_a_worker_ends_though_no_thread_can_be_started(
+    queue: Queue, start: Start, queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(fine)
+    await queue.add("n", None)
+    await running.completed(1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        await running.stop()
+    assert not [one for one in threading.enumerate() if queue_name in one.name]
+
+
+@pytest.mark.slow
+async def test_a_worker_ends_though_a_name_is_being_looked_up(
+    redis_86: Server,
+    make_proxy: MakeProxy,
+    start_at: StartAt,
+    queue_name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lookup cannot be cancelled, and a name server may let it wait for long."""
+    proxy = make_proxy(redis_86.url)
+    url = proxy.url.replace("127.0.0.1", "localhost")
+    running = start_at(url, until_cancelled, claim_min_idle_ms=300, shutdown_deadline_s=1)
+
+    async def is_busy() -> bool:
+        return (health := running.worker.health()) is not None and health.running == 1
+
+    async with Queue(queue_name, redis_url=redis_86.url) as queue:
+        await queue.add("n", None)
+        await until(is_busy, "there is a lease to renew")
+    gate, asking = threading.Event(), set[str]()
+
+    def never(*arguments: Any, **options: Any) -> Any:
+        asking.add(threading.current_thread().name)
+        gate.wait()
+        raise OSError("as told")
+
+    async def heartbeat_asks() -> bool:
+        return any("heartbeat" in name for name in asking)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.getaddrinfo", never)
+            proxy.cut()
+            await until(heartbeat_asks, "the heartbeat looks for its server")
+            await running.stop()
+    finally:
+        gate.set()
+    assert "hangs and is left behind" in caplog.text
 
 
 async def test_no_server_to_begin_with_is_an_error(queue_name: str) -> None:
