@@ -36,8 +36,7 @@ NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 
 #: Both ways go frames, each behind its length. An empty one says: ready, or begun.
 _LENGTH: Final = struct.Struct(">Q")
-#: What the frame of an outcome begins with: a result, the type of one that cannot be pickled, or an
-#: error with its traceback.
+#: What the frame of an outcome begins with: a result, or an error with its traceback.
 _RETURNED, _RAISED = b"r", b"e"
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
@@ -316,14 +315,14 @@ def _portable(error: BaseException) -> BaseException:
 
 def _sendable(result: Any) -> Any:
     try:
-        pickle.dumps(result)
+        pickle.loads(pickle.dumps(result))
     except Exception:
         return _Unsendable(result)
     return result
 
 
 class _Unsendable:
-    """Takes the place of a result that cannot be pickled."""
+    """Takes the place of a result that cannot be pickled, or not unpickled."""
 
     def __init__(self, result: Any) -> None:
         self._type = type(result)
