@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, show_all
 from chasqui.cli.run import on_queue, on_server
@@ -32,6 +33,7 @@ def list_(
 
     Example: chasqui delayed list emails --limit 5
     """
+    must_exist(queue, redis_url, as_json=as_json)
     rows = on_server(redis_url, lambda it: _listing(it, Keys(queue), limit), queue=queue)
     columns = ("due", "name", "job id", "attempt")
     show_all(columns, rows, as_json=as_json, nothing="no delayed jobs")
@@ -50,6 +52,7 @@ def cancel(
 
     Example: chasqui delayed cancel emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
+    must_exist(queue, redis_url, as_json=as_json)
     answers = on_queue(queue, redis_url, lambda it: it.cancel_delayed_bulk(job_ids))
     rows = [
         (job_id, "cancelled" if was_there else "not found")

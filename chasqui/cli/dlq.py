@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes, moment
 from chasqui.cli.output import at_ms, count, show, show_all
 from chasqui.cli.run import on_queue
@@ -69,6 +70,7 @@ def peek(
     Example: chasqui dlq peek emails --limit 5 --since 2h
     """
     selectors = _selectors(ids, name, reason, error, since, until)
+    must_exist(queue, redis_url, as_json=as_json)
     found = on_queue(queue, redis_url, lambda it: _first(it, limit, selectors))
     columns = ("dlq id", "dead since", "reason", "name", "job id", "source id", "detail")
     rows = [
@@ -104,6 +106,7 @@ def show_(
 
     Example: chasqui dlq show emails 1767225600000-0
     """
+    must_exist(queue, redis_url, as_json=as_json)
     if dlq_id is None:
         _show_counted(queue, redis_url, as_json)
         return
@@ -139,6 +142,7 @@ def replay(
     Example: chasqui dlq replay emails --name digest --since 1d --yes
     """
     chosen = _selectors(ids, name, reason, error, since, until)
+    must_exist(queue, redis_url, as_json=as_json)
     done = on_queue(queue, redis_url, lambda it: _counted(it, it.replay_dlq, limit, chosen, yes))
     _report("replay", "replayed", done, yes, as_json)
 
@@ -164,6 +168,7 @@ def delete(
     Example: chasqui dlq delete emails --reason decode_failed --yes
     """
     chosen = _selectors(ids, name, reason, error, since, until)
+    must_exist(queue, redis_url, as_json=as_json)
     done = on_queue(queue, redis_url, lambda it: _counted(it, it.delete_dlq, limit, chosen, yes))
     _report("delete", "deleted", done, yes, as_json)
 

@@ -8,6 +8,7 @@ from chasqui import scripts
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
 from chasqui.cli.facts import look
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
 from chasqui.cli.output import count, show
 from chasqui.cli.run import on_server
@@ -47,6 +48,7 @@ def drain(
         waiting = await connection.run(drain_waiting(keys))
         return waiting, await connection.run(drain_delayed(keys)) if delayed else 0
 
+    must_exist(queue, redis_url, as_json=as_json)
     from_stream, from_delayed = on_server(redis_url, deed, queue=queue)
     if as_json:
         facts = {"waiting": from_stream, "delayed": from_delayed, "deleted": yes}

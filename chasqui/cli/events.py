@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from chasqui import events as kinds
+from chasqui.cli.known import must_exist, tell, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, escaped, print_json_line
 from chasqui.cli.run import connection_to, until_signal
@@ -65,6 +66,10 @@ def events(
         start = "0"  # from now on there is nothing that is there already
     EventLog(Keys(queue), start, block_ms=0, count=_PAGE)  # is it a place at all?
     wants = _Wants(names=names, events=wanted)
+    if follow:
+        tell_if_new(queue, redis_url)
+    else:
+        must_exist(queue, redis_url, as_json=as_json)
 
     async def work() -> None:
         if not follow:
@@ -89,9 +94,11 @@ def tail(
 ) -> None:
     """Print the events of one job: those that are left, then more, until it is done or dead.
 
+    Of a job that no event is known of it says so on stderr, and waits for the first.
+
     Example: chasqui tail emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
-
+    tell_if_new(queue, redis_url)
     wants = _Wants(job_ids=[job_id])
 
     async def work() -> None:
@@ -105,6 +112,11 @@ def tail(
                     last = event.name
         if last in _ENDS:
             return
+        if not last:
+            tell(
+                f"no event of job {job_id} is known: waiting for the first "
+                f"(chasqui job {queue} {job_id} tells whether there is such a job)"
+            )
         async with QueueEvents(
             queue, redis_url=redis_url, last_event_id=last_id, count=_PAGE, **wants.filters
         ) as reader:

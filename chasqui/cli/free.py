@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.run import on_queue
@@ -27,6 +28,7 @@ def free(
     async def deed(it: Queue) -> list[bool]:
         return [await it.free_job_id(job_id) for job_id in job_ids]
 
+    must_exist(queue, redis_url, as_json=as_json)
     answers = on_queue(queue, redis_url, deed)
     rows = [
         (job_id, "freed" if was_taken else "was free")

@@ -1,6 +1,7 @@
 """`chasqui inspect`: one queue at a glance."""
 
 from chasqui.cli.facts import look
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
@@ -19,6 +20,7 @@ def inspect(
 
     Example: chasqui inspect emails
     """
+    must_exist(queue, redis_url, as_json=as_json)
     keys = Keys(queue)
     facts = on_server(redis_url, lambda connection: look(connection, keys, group), queue=queue)
     rows = facts.rows()

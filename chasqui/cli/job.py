@@ -11,6 +11,7 @@ import typer
 from chasqui import dlq, events, payload
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, show
 from chasqui.cli.run import on_server
@@ -46,6 +47,7 @@ def job(
 
     Example: chasqui job emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
+    must_exist(queue, redis_url, as_json=as_json)
     keys = Keys(queue)
     found = on_server(redis_url, lambda it: it.run(_find(keys, job_id, group)), queue=queue)
     if not as_json:

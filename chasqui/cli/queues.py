@@ -57,23 +57,24 @@ async def _listing(connection: Connection, group: str) -> list[tuple[Any, ...]]:
     return rows
 
 
-def find_queues() -> Plan[set[str]]:
-    """The names of all queues that hold something, or are paused."""
+def find_queues(*, by_any_key: bool = False) -> Plan[set[str]]:
+    """The names of all queues that hold something, or are paused; or have any key at all."""
     cursor, names = b"0", set[str]()
     while True:
         scan = ("SCAN", cursor, "MATCH", _BEFORE + b"*" + _BEHIND + b"*", "COUNT", 1000)
         cursor, found = yield commands(scan, effect=Effect.READ)
-        names.update(name for key in found if (name := _queue_of(key)) is not None)
+        names.update(name for key in found if (name := _queue_of(key, by_any_key)))
         if cursor == b"0":
             return names
 
 
-def _queue_of(key: bytes) -> str | None:
-    """The queue that a key shows to be there; None for markers, results and foreign keys."""
+def _queue_of(key: bytes, by_any_key: bool) -> str | None:
+    """The queue that a key shows to be there; None for foreign keys, and else for markers and
+    results, which outlive it."""
     name = key.removeprefix(_BEFORE).partition(_BEHIND)[0].decode(errors="replace")
     try:
         keys = Keys(name)
     except ValueError:
         return None
-    is_proof = key in (keys.stream, keys.delayed, keys.dlq, keys.repeat, keys.paused)
+    is_proof = by_any_key or key in (keys.stream, keys.delayed, keys.dlq, keys.repeat, keys.paused)
     return name if is_proof else None

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import (
     AsJson,
     Attempts,
@@ -46,6 +47,7 @@ def list_(
 
     Example: chasqui repeatable list emails
     """
+    must_exist(queue, redis_url, as_json=as_json)
     listed = on_queue(queue, redis_url, lambda it: it.get_repeatable_jobs(limit))
     rows = [_row(meta, as_json) for meta in listed]
     show_all(_COLUMNS, rows, as_json=as_json, nothing="no repeatable jobs")
@@ -122,6 +124,7 @@ def remove(
 
     Example: chasqui repeatable remove emails 'digest::cron:0 8 * * *:UTC'
     """
+    must_exist(queue, redis_url, as_json=as_json)
     was_there = on_queue(queue, redis_url, lambda it: it.remove_repeatable_by_key(key))
     if as_json:
         show({"key": key, "removed": was_there}, as_json=True)
@@ -145,6 +148,7 @@ def next_(
 
     Example: chasqui repeatable next emails 5
     """
+    must_exist(queue, redis_url, as_json=as_json)
     keys = Keys(queue)
     planned = on_server(redis_url, lambda it: it.run(_planned(keys)), queue=queue)
     upcoming = heapq.merge(

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from chasqui.cli.known import must_exist, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
 from chasqui.cli.output import count, show
 from chasqui.cli.run import on_queue
@@ -19,6 +20,7 @@ def pause(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False)
 
     Example: chasqui pause emails
     """
+    tell_if_new(queue, redis_url)
     on_queue(queue, redis_url, lambda it: it.pause())
     if as_json:
         show({"queue": queue, "paused": True}, as_json=True)
@@ -31,6 +33,7 @@ def resume(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False
 
     Example: chasqui resume emails
     """
+    must_exist(queue, redis_url, as_json=as_json)
     on_queue(queue, redis_url, lambda it: it.resume())
     if as_json:
         show({"queue": queue, "paused": False}, as_json=True)
@@ -65,6 +68,7 @@ def obliterate(
                 raise ValueError(str(error).replace("obliterate(force=True)", "--force")) from None
         return counts, 0
 
+    must_exist(queue, redis_url, as_json=as_json)
     counts, deleted = on_queue(queue, redis_url, deed)
     if as_json:
         show({"queue": queue, "deleted_keys": deleted, **asdict(counts)}, as_json=True)

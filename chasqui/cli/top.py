@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from chasqui.cli.board import Board
+from chasqui.cli.known import must_exist
 from chasqui.cli.options import Group, RedisUrl
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
@@ -42,6 +43,8 @@ def top(
         check_queue_name(name)
     endpoint = Endpoint.parse(redis_url)
     if as_json:
+        for name in queues or ():
+            must_exist(name, redis_url, as_json=True)
         show(asyncio.run(_now(Board(endpoint, queues or [], group))), as_json=True)
         return
     if importlib.util.find_spec("textual") is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chasqui.cli.facts import Facts, History, look, sparkline
+from chasqui.cli.known import tell_if_new
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import as_names, cell, print_json_line
 from chasqui.cli.run import connection_to, until_signal
@@ -42,6 +43,7 @@ def watch(
     Example: chasqui watch emails --interval-ms 500
     """
     keys = Keys(queue)
+    tell_if_new(queue, redis_url)
     if as_json:
         show = _print_json
     elif sys.stdout.isatty():

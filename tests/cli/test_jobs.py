@@ -41,9 +41,10 @@ def test_jobs_are_added_and_seen_on_every_server(
 
 
 def test_inspect_prints_the_rows_of_chasquimq_first(chasqui: Chasqui, queue_name: str) -> None:
+    chasqui("add", queue_name, "mail", "1")
     ran = chasqui("inspect", queue_name)
     assert ran.out.splitlines()[:6] == [
-        "stream depth\t0",
+        "stream depth\t1",
         "pending\t0 (group not created)",
         "DLQ depth\t0",
         "delayed depth\t0",
@@ -169,6 +170,7 @@ def test_repeatable_job_of_the_same_key_is_replaced(chasqui: Chasqui, queue_name
 
 
 def test_pause_and_resume(chasqui: Chasqui, queue_name: str) -> None:
+    chasqui("add", queue_name, "mail", "1")
     assert chasqui("pause", queue_name).out.startswith(f"queue {queue_name} paused")
     assert chasqui("inspect", queue_name, "--json").json["paused"] is True
     assert queue_name in [row[0] for row in chasqui("queues").rows]

@@ -15,6 +15,7 @@ from typer.main import get_command
 from chasqui.cli import COMMANDS as MODULES
 from chasqui.cli import app
 from chasqui.cli.output import escaped
+from chasqui.keys import Keys
 from tests.cli.conftest import Chasqui, call, run, run_in_terminal
 from tests.servers import Server
 
@@ -127,6 +128,7 @@ def test_runs_piped_and_in_a_terminal_of_80_columns(
     queue = queue_name[5:15]  # short, so that no sentence is longer than a line
     words = [queue if word == "q" else word for word in line.split()]
     stdin = "" if "--from" not in words else '{"name": "n", "data": 1}\n'
+    call("add", queue, "n", "1", url=server.url)
     piped = run(*words, url=server.url, stdin=stdin)
     assert piped.code in (0, 1)
     assert piped.out or "events" in words  # there are none
@@ -287,6 +289,7 @@ def test_bad_url_does_not_show_its_password() -> None:
 
 
 def test_url_may_stand_before_the_command(valkey_9: Server, queue_name: str) -> None:
+    call("add", queue_name, "mail", "1", url=valkey_9.url)
     ran = call("--redis-url", valkey_9.url, "inspect", queue_name, url="redis://127.0.0.1:1")
     assert ran.code == 0
 
@@ -294,6 +297,61 @@ def test_url_may_stand_before_the_command(valkey_9: Server, queue_name: str) -> 
 def test_what_a_terminal_obeys_is_escaped_and_emoji_are_not() -> None:
     assert escaped("\x1b[2J\u202e") == "\\x1b[2J\\u202e"
     assert escaped("łódź \U0001f469\u200d\U0001f467\n") == "łódź \U0001f469\u200d\U0001f467\\n"
+
+
+#: Those that look at a queue, or change what is there.
+LOOKING = [
+    line
+    for line in (*CALLS, "dlq replay q --yes", "obliterate q --yes", "top q")
+    if " q" in line and line.split()[0] not in ("add", "pause", "watch") and " add " not in line
+]
+
+
+@pytest.mark.parametrize("line", LOOKING)
+def test_a_queue_that_is_not_there_is_told_with_those_that_are_near(
+    chasqui: Chasqui, queue_name: str, line: str
+) -> None:
+    chasqui("add", queue_name, "mail", "1")
+    typo = queue_name[:-1]
+    words = [typo if word == "q" else word for word in line.split()]
+    if "top" not in words:
+        ran = chasqui(*words)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith(f"chasqui: there is no queue {typo}: is it ")
+        assert queue_name in ran.err
+    ran = chasqui(*words, "--json")
+    assert ran.code == 1
+    assert (ran.json["queue"], ran.json["found"]) == (typo, False)
+    assert queue_name in ran.json["near"]
+    chasqui("obliterate", queue_name, "--force", "--yes")
+
+
+@pytest.mark.parametrize("line", ["pause q", "watch q --times 1"])
+def test_a_queue_that_is_yet_to_come_is_told_and_no_error(
+    chasqui: Chasqui, queue_name: str, line: str
+) -> None:
+    words = [queue_name if word == "q" else word for word in line.split()]
+    ran = chasqui(*words)
+    assert ran.code == 0
+    assert ran.err.startswith(f"chasqui: there is no queue {queue_name} yet")
+    chasqui("add", queue_name, "mail", "1")
+    assert chasqui(*words).err == ""
+
+
+def test_a_queue_that_is_all_done_is_there(
+    chasqui: Chasqui, valkey_9: Server, queue_name: str
+) -> None:
+    with redis.Redis.from_url(valkey_9.url) as client:
+        client.set(Keys(queue_name).result("done"), b"\x01")
+    assert chasqui("job", queue_name, "done", "--json").json["state"] == "completed"
+
+
+def test_who_may_not_list_keys_is_told_too(private_server: Callable[..., Server]) -> None:
+    server = private_server("valkey-9")
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "u", "on", ">x", "~*", "+@all", "-scan")
+    ran = call("inspect", "q", url=server.url.replace("://", "://u:x@"))
+    assert (ran.code, ran.err) == (1, "chasqui: there is no queue q\n")
 
 
 def test_version() -> None:

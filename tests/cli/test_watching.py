@@ -75,7 +75,8 @@ def test_watch_shows_changes_on_a_screen(valkey_9: Server, queue_name: str) -> N
             await queue.add_bulk([{"name": "mail", "data": 1}] * number)
 
     with Terminal("watch", queue_name, "--interval-ms", "50", url=valkey_9.url) as terminal:
-        terminal.wait_for(rf"\Achasqui watch {queue_name}")
+        terminal.wait_for(rf"\Achasqui: there is no queue {queue_name} yet")
+        terminal.wait_for(rf"^chasqui watch {queue_name}")
         terminal.wait_for(r"^stream depth +0 ")
         terminal.wait_for(r"^pending +0 .*\(group not created\)")
         asyncio.run(add(1234))
@@ -151,6 +152,9 @@ def test_tail_tells_one_life_and_ends_with_it(chasqui: Chasqui, lived: str) -> N
 
 def test_tail_waits_for_the_end(queue_name: str, valkey_9: Server) -> None:
     with running("tail", queue_name, "mail", url=valkey_9.url) as process:
+        assert process.stderr is not None
+        assert "there is no queue" in process.stderr.readline()
+        assert "no event of job mail is known: waiting" in process.stderr.readline()
         asyncio.run(work(queue_name, valkey_9.url, "mail"))
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
