@@ -255,9 +255,9 @@ class _Exchange:
                 if not is_loss(error):
                     self._side.close_link()  # replies are still to come that nobody would take
                     raise
-                fields = {"server": str(link.endpoint)}
-                logger.debug("the link to %s is lost: %s", link.endpoint, error, extra=fields)
                 self._lose(link)
+                if isinstance(error, TimeoutError | ProtocolError):  # else the next dial will tell
+                    self._side.redial.missed(self._endpoint, error, time.monotonic())
             self._follow_up()
         outcomes = [request.outcome for request in self._all]
         return outcomes if self._source_error is None else [*outcomes, self._source_error]
@@ -423,6 +423,8 @@ class _Exchange:
                 fields = {"server": str(self._endpoint)}
                 logger.debug("no connection to %s: %s", self._endpoint, error, extra=fields)
                 side.node = None
+                if side.was_connected:
+                    side.redial.missed(self._endpoint, error, time.monotonic())
                 if is_final(error, was_connected=side.was_connected):
                     self._fail_unsent(dial_failure(self._endpoint, error))
                     while self._draw():

@@ -7,7 +7,6 @@ replies never get out of step.
 """
 
 import asyncio
-import logging
 import math
 import os
 from collections import deque
@@ -35,8 +34,6 @@ from chasqui.policy import (
 )
 from chasqui.request import Effect, Outcome, Plan, Request, commands, first_error
 from chasqui.server import Answer, ServerProfile, answer_to, exception_for, moved_to
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -106,6 +103,11 @@ class Connection:
     def profile(self) -> ServerProfile | None:
         """What the server at the other end can do; None while there is no link."""
         return None if self._link is None else self._link.profile
+
+    @property
+    def server(self) -> Endpoint:
+        """Where requests go; while there is no link, where the server is looked for."""
+        return self.endpoint if self._link is None else self._link.endpoint
 
     async def connect(self) -> ServerProfile:
         """Dial if need be; the server's profile."""
@@ -426,6 +428,8 @@ class Connection:
         if self._link is link:
             self._link = None
             self._dialler.link_down()
+        if link.fault is not None:
+            self._dialler.missed(link.fault)
         for request in link.inflight:
             request.replies = []
             request.is_in_doubt = True
@@ -504,11 +508,7 @@ class Connection:
                 request.is_in_doubt = True
                 request.fail(loss(request, self.endpoint))
             if overdue:
-                logger.warning(
-                    "%s has not answered in time: the link is dropped",
-                    link.endpoint,
-                    extra={"server": str(link.endpoint)},
-                )
+                link.fault = TimeoutError("it has not answered in time")
                 link.abort()
         for request in (*self._unsent, *self._held):
             if request.deadline_s <= now_s:

@@ -46,6 +46,8 @@ class Dialler:
             fields = {"server": str(self._endpoint)}
             logger.debug("no connection to %s: %s", self._endpoint, error, extra=fields)
             self.node = None
+            if self.was_connected:
+                self.missed(error)
             raise
         self.was_connected = True
         self._redial.link_up(monotonic())
@@ -54,6 +56,10 @@ class Dialler:
     async def open(self, endpoint: Endpoint) -> Link:
         """A link to this server."""
         return await open_link(endpoint, self._introduction, self._credential_provider)
+
+    def missed(self, error: Exception) -> None:
+        """The server, which was there, cannot be reached, or makes no sense."""
+        self._redial.missed(self._endpoint, error, monotonic())
 
     def link_down(self) -> None:
         """The link of the last dial is gone, or no longer wanted."""

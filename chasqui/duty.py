@@ -6,9 +6,10 @@ from typing import Final
 
 from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.connection import Connection
-from chasqui.errors import ClosedError
+from chasqui.errors import ChasquiError, ClosedError, OutcomeUnknownError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.leader import RETRY_S, Lease
+from chasqui.policy import Search
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,11 @@ class Duty:
     #: For people.
     name: str
 
-    def __init__(self, connection: Connection, lease: Lease) -> None:
+    def __init__(self, connection: Connection, lease: Lease, queue: str) -> None:
         self.connection = connection
         self.lease = lease
+        self._fields = {"queue": queue, "duty": self.name}
+        self._was_leader = False
         #: Ends the sleep between two turns.
         self._awake = asyncio.Event()
         self._failure = ""
@@ -64,20 +67,32 @@ class Duty:
         except ClosedError:
             raise
         except Exception as error:
-            # Whatever it was, due jobs must not wait for a restart: try again, and say it once.
-            if self._failure != repr(error):
-                self._failure = repr(error)
-                logger.warning(
-                    "the %s of %s goes on after: %s",
-                    self.name,
-                    self.lease.key.decode(),
-                    error,
-                    extra={"duty": self.name, "key": self.lease.key.decode()},
-                )
-                logger.debug("the error in full", exc_info=True, extra={"duty": self.name})
+            # Whatever it was, due jobs must not wait for a restart.
+            self._complain(error)
             return RETRY_S
         self._failure = ""
+        self._tell_leader()
         return wait_s
+
+    def _complain(self, error: Exception) -> None:
+        """Say once what is wrong; of a lost server the connection tells."""
+        is_lost = isinstance(error, UnreachableError | OutcomeUnknownError)
+        if not is_lost and self._failure != repr(error):
+            self._failure = repr(error)
+            logger.warning(
+                "queue %s: the %s failed and goes on: %s",
+                *self._fields.values(),
+                error,
+                exc_info=None if isinstance(error, ChasquiError) else error,
+                extra=self._fields,
+            )
+
+    def _tell_leader(self) -> None:
+        is_leader = self.lease.is_held
+        if is_leader and not self._was_leader:
+            text = "queue %s: this process is now its %s"
+            logger.info(text, *self._fields.values(), extra=self._fields)
+        self._was_leader = is_leader
 
     async def _end(self) -> None:
         """Let the next leader begin at once."""
@@ -85,9 +100,13 @@ class Duty:
             async with asyncio.timeout(END_S):
                 await self.lease.release(self.connection)
         except Exception as error:
-            key = self.lease.key.decode()
-            fields = {"duty": self.name, "key": key}
-            logger.info("%s is not released, and ends by itself: %s", key, error, extra=fields)
+            logger.info(
+                "queue %s: the next %s may begin %d s late: %s",
+                *self._fields.values(),
+                self.lease.ttl_s,
+                str(error) or type(error).__name__,
+                extra=self._fields,
+            )
 
 
 class Standalone:
@@ -105,6 +124,7 @@ class Standalone:
         self._endpoint = Endpoint.parse(redis_url)
         self._role = role
         self._credential_provider = credential_provider
+        self._search = Search()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_shut_down = False
@@ -139,6 +159,7 @@ class Standalone:
             key=self._keys.delayed,
             client_name=f"chasqui-{self._role}",
             credential_provider=self._credential_provider,
+            search=self._search,
         )
 
     def _duty(self, connection: Connection) -> Duty:

@@ -15,6 +15,7 @@ from chasqui._core.command import xadd_event, xadd_run_event
 from chasqui._core.entry import Entry
 from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
+from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.keys import (
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
@@ -145,7 +146,8 @@ class _Replies:
                 return
 
     def set_exception(self, error: Exception, /) -> None:
-        self._complain(str(error))
+        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells
+            self._complain(str(error))
 
     def _complain(self, what: str) -> None:
         now_s = time.monotonic()
@@ -153,7 +155,7 @@ class _Replies:
             self._next_s = now_s + COMPLAIN_S
             fields = {"queue": self._queue}
             logger.warning(
-                "events of queue %s could not be written: %s", self._queue, what, extra=fields
+                "queue %s: events could not be written: %s", self._queue, what, extra=fields
             )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
-import logging
 import os
 import socket
 import threading
@@ -28,8 +27,6 @@ from chasqui.policy import (
 )
 from chasqui.request import Effect, Request, commands
 from chasqui.server import ServerProfile
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +52,8 @@ class Link(asyncio.BufferedProtocol):
         self.profile: ServerProfile | None = None
         self.inflight: deque[Request] = deque()
         self.is_writable = True
+        #: Why it was dropped, if its server made no sense or did not answer.
+        self.fault: Exception | None = None
         #: No new requests go out: the link closes once its last reply has come.
         self.is_retired = False
         loop = asyncio.get_running_loop()
@@ -154,8 +153,7 @@ class Link(asyncio.BufferedProtocol):
                     request.link = self
                     self.on_reply(self, request, request.replies)
         except ProtocolError as error:
-            fields = {"server": str(self.endpoint)}
-            logger.warning("the link to %s is dropped: %s", self.endpoint, error, extra=fields)
+            self.fault = error
             self.abort()
             return
         if self.is_retired and not inflight:

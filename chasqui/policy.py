@@ -1,8 +1,12 @@
 """What the asyncio and the blocking connection do alike: how long, how often, what callers get."""
 
+import logging
+import math
 import mmap
+import os
 import random
 import socket
+import ssl
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ from chasqui.server import (
     handshake,
     moved_to,
 )
+
+logger = logging.getLogger(__name__)
 
 #: How long to look for the server before a dial counts as failed.
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -47,6 +53,8 @@ _AGAIN_MIN_S, _AGAIN_MAX_S = 0.2, 0.4
 #: A link that lived this long was a good one.
 _GOOD_LINK_S = 1.0
 _BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
+#: A server that is lost again sooner than this after it was told is not told again.
+_TOLD_S = 10.0
 
 #: What `socket.getaddrinfo` gives: family, kind, protocol, name, address.
 AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
@@ -54,11 +62,17 @@ AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
 
 class Search:
     """Spaces the dials of connections that need the same server: while it is away one at a time
-    looks for it, and once it is found nobody waits. Threads may share one: a race costs a dial."""
+    looks for it, and once it is found nobody waits. That it is lost is logged once for all of them,
+    and so is its return. Threads may share one: a race costs a dial, or a line in the log."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
         self._next_s = 0.0
+        #: Since when the server is known to be lost.
+        self._lost_s: float | None = None
+        #: When it was last told that the server is lost, and as what, until it is back.
+        self._told_s = -math.inf
+        self._told: str | None = None
 
     def wait_s(self, now_s: float) -> float:
         """How long to wait before the next dial. Whoever waits asks again every `LOOK_S`."""
@@ -70,8 +84,24 @@ class Search:
         gap_s = max(_SEARCH_MIN_S, min((now_s - self._began_s) * _SEARCH_SHARE, _SEARCH_MAX_S))
         self._next_s = now_s + gap_s * random.uniform(1.0, 1.1)
 
-    def found(self) -> None:
+    def missed(self, endpoint: Endpoint, error: Exception, now_s: float) -> None:
+        """A server that was there cannot be reached, or makes no sense."""
+        if self._lost_s is None:
+            self._lost_s = now_s
+        if self._told is None and now_s - self._told_s >= _TOLD_S:
+            self._told, self._told_s = str(endpoint), now_s
+            logger.warning(
+                "lost the server at %s: %s", endpoint, _why(error), extra={"server": self._told}
+            )
+
+    def found(self, now_s: float) -> None:
         self._began_s, self._next_s = None, 0.0
+        since_s, self._lost_s = self._lost_s, None
+        server, self._told = self._told, None
+        if server is not None and since_s is not None:
+            away_s = round(now_s - since_s, 1)
+            fields = {"server": server, "away_s": away_s}
+            logger.warning("the server at %s is back after %.1f s", server, away_s, extra=fields)
 
 
 class Redial:
@@ -91,8 +121,11 @@ class Redial:
     def dialling(self, now_s: float) -> None:
         self._search.dialling(now_s)
 
+    def missed(self, endpoint: Endpoint, error: Exception, now_s: float) -> None:
+        self._search.missed(endpoint, error, now_s)
+
     def link_up(self, now_s: float) -> None:
-        self._search.found()
+        self._search.found(now_s)
         self._up_s = now_s
 
     def link_down(self, now_s: float) -> None:
@@ -192,9 +225,17 @@ def is_final(error: Exception, *, was_connected: bool) -> bool:
 def dial_failure(endpoint: Endpoint, error: Exception) -> Exception:
     """What a caller gets when no link could be made."""
     if isinstance(error, OSError | ProtocolError) and not isinstance(error, ChasquiError):
-        told = f": {error}" if str(error) else ""
-        return UnreachableError(f"no connection to {endpoint}{told}")
+        return UnreachableError(f"no connection to {endpoint}: {_why(error)}")
     return error
+
+
+def _why(error: Exception) -> str:
+    """An error in words: those of asyncio name only the call that failed."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def loss(request: Request, endpoint: Endpoint) -> Exception:

@@ -21,6 +21,7 @@ from chasqui.config import MAX_MS, CredentialProvider, check_int
 from chasqui.connection import Connection
 from chasqui.consumers import Sweeper
 from chasqui.duty import Duty, Standalone
+from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.events import DLQ, EVENTS_KEPT, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
@@ -93,7 +94,8 @@ class PromoterDuty(Duty):
         metrics: MetricsSink | None = None,
     ) -> None:
         self._config = config or PromoterConfig()
-        super().__init__(connection, Lease(keys.promoter_lock, holder_id, self._config.lock_ttl_s))
+        lease = Lease(keys.promoter_lock, holder_id, self._config.lock_ttl_s)
+        super().__init__(connection, lease, keys.queue)
         self._keys = keys
         self._bell = Bell(bell, self._awake.set)
         self._sweeper = Sweeper(keys, connection)
@@ -163,9 +165,9 @@ class PromoterDuty(Duty):
         self._schedule_poll(now_s)
         if malformed:
             logger.error(
-                "%d delayed members of queue %s were no jobs: they are in its dead-letter queue",
-                malformed,
+                "queue %s: %d delayed members were no jobs: they are in the dead-letter queue",
                 keys.queue,
+                malformed,
                 extra={"queue": keys.queue, "members": malformed},
             )
         if ids or malformed:
@@ -237,9 +239,13 @@ class PromoterDuty(Duty):
     def _on_flushed(self, flushed: asyncio.Future[Any]) -> None:
         """Events are best effort: say once what is wrong, and go on."""
         error = None if flushed.cancelled() else flushed.exception()
+        if isinstance(error, UnreachableError | OutcomeUnknownError):
+            return  # of a lost server the connection tells
         if error is not None and repr(error) != self._flush_failure:
-            fields = {"queue": self._keys.queue}
-            logger.warning("events of promoted jobs may be lost: %s", error, extra=fields)
+            queue = self._keys.queue
+            fields = {"queue": queue}
+            text = "queue %s: events of promoted jobs may be lost: %s"
+            logger.warning(text, queue, error, extra=fields)
         self._flush_failure = repr(error)
 
     async def _end(self) -> None:

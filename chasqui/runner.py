@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -100,10 +101,11 @@ def load(target: str) -> Worker:
     return found
 
 
-def load_or_tell(target: str) -> Worker | None:
+def load_or_tell(target: str, around: AbstractContextManager[None]) -> Worker | None:
     """The worker; None if the module raised, which has then been shown without our own frames."""
     try:
-        return load(target)
+        with around:
+            return load(target)
     except TargetError:
         raise
     except Exception as error:
@@ -145,9 +147,13 @@ def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
     if stop.code == DRAINED and health is not None and health.cut_short:
         count = health.cut_short
         fields = {"queue": worker.name, "jobs": count}
-        logger.warning("%d jobs took longer than the drain and go back", count, extra=fields)
+        text = "queue %s: %d jobs took longer than the drain and go back"
+        logger.warning(text, worker.name, count, extra=fields)
         stop.code = FAILED
     elif stop.code == DRAINED:
+        count = 0 if health is None else health.finished
+        fields = {"queue": worker.name, "finished": count}
+        logger.info("queue %s: worker ended after %d runs", worker.name, count, extra=fields)
         # What a handler began there and did not wait for.
         _has_handlers_left(stop.left_s, LOOP_THREAD_NAME)
     return stop.code
@@ -178,8 +184,7 @@ class Stop:
         """The first asks for the drain, the second cuts it short, the third waits for nothing."""
         self._asked += 1
         if self._asked == 1:
-            fields = {"queue": self._worker.name}
-            logger.info("draining; once more to stop at once", extra=fields)
+            _tell_drain(self._worker)
             self.drain()
         elif self._asked == 2:
             self.now(FORCED + number)
@@ -258,6 +263,19 @@ class Stop:
             os._exit(self.code)
 
 
+def _tell_drain(worker: Worker) -> None:
+    """What a worker that was told to end still waits for."""
+    health = worker.health()
+    running = 0 if health is None else health.running
+    logger.info(
+        "queue %s: draining; %d running jobs may take %g s more; a second signal stops at once",
+        worker.name,
+        running,
+        worker.shutdown_deadline_s,
+        extra={"queue": worker.name, "running": running},
+    )
+
+
 def rss_bytes() -> int:
     """How much memory this process takes; where the system does not say, the most it ever took."""
     try:
@@ -305,10 +323,8 @@ async def _run_to_its_end(worker: Worker, stop: Stop, recycle: Recycle) -> None:
     if recycle != NEVER:
         while not (await asyncio.wait([running], timeout=CHECK_S))[0]:
             if recycle.is_due(worker) and not worker.is_closed:
-                fields = {"queue": worker.name}
-                logger.info(
-                    "worker of queue %s has had its time: recycled", worker.name, extra=fields
-                )
+                text = "queue %s: this process has reached its limit and makes way for another"
+                logger.info(text, worker.name, extra={"queue": worker.name})
                 stop.time_end()
                 await worker.close()
     await running

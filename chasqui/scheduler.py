@@ -122,7 +122,8 @@ class SchedulerDuty(Duty):
         metrics: MetricsSink | None = None,
     ) -> None:
         self._config = config or SchedulerConfig()
-        super().__init__(connection, Lease(keys.scheduler_lock, holder_id, self._config.lock_ttl_s))
+        lease = Lease(keys.scheduler_lock, holder_id, self._config.lock_ttl_s)
+        super().__init__(connection, lease, keys.queue)
         self._keys = keys
         self._bell = Bell(bell, self._awake.set)
         self._metrics = guard(metrics)
@@ -278,9 +279,9 @@ class SchedulerDuty(Duty):
         current.unreadable[member] = error
         if self._unreadable.get(member) != error:
             logger.error(
-                "repeat spec %r of queue %s cannot be read, and does not fire: %s",
-                member.decode(errors="replace"),
+                "queue %s: repeat spec %r cannot be read, and does not fire: %s",
                 self._keys.queue,
+                member.decode(errors="replace"),
                 error,
                 extra={"queue": self._keys.queue},
             )
@@ -293,7 +294,7 @@ class SchedulerDuty(Duty):
         if current.late and monotonic() >= self._warn_at_s:
             self._warn_at_s = monotonic() + WARN_EVERY_S
             logger.warning(
-                "the scheduler of queue %s is behind: %d specs fired up to %.1f s late; those "
+                "queue %s: the scheduler is behind: %d specs fired up to %.1f s late; those "
                 "whose next time had come by then go by their policy for missed fires",
                 self._keys.queue,
                 current.late,

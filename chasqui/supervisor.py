@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -57,12 +58,13 @@ class Supervisor:
         target: str,
         count: int,
         recycle: Recycle = runner.NEVER,
-        prepare: Callable[[], None] = lambda: None,
+        around_load: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`prepare` is called in each process first; it must be importable."""
+        """`around_load` is entered in each process around the import of the target; it must be
+        importable itself."""
         self._target = target
         self._recycle = recycle
-        self._prepare = prepare
+        self._around_load = around_load
         self._places = [Place() for _ in range(count)]
         self._spawn = multiprocessing.get_context("spawn")
         self._signals: list[int] = []
@@ -142,7 +144,7 @@ class Supervisor:
             try:
                 process = self._spawn.Process(
                     target=_work,
-                    args=(self._target, self._spread(), self._prepare, theirs, taken),
+                    args=(self._target, self._spread(), self._around_load, theirs, taken),
                     name=f"chasqui-worker-{self._places.index(place)}",
                 )
                 process.start()
@@ -154,7 +156,7 @@ class Supervisor:
         except OSError as error:
             delay_s = self._put_off(place)
             logger.warning(
-                "no process can be started: %s; tried again in %.1f s",
+                "no process can be started: %s; the next try is in %.1f s",
                 error,
                 delay_s,
                 extra={"error": str(error)},
@@ -225,8 +227,9 @@ class Supervisor:
 
     def _obey(self, number: int) -> None:
         if not self._is_stopping:
-            fields = {"processes": len(self._places)}
-            logger.info("draining; once more to stop at once", extra=fields)
+            count = self.count
+            text = "draining %d processes; a second signal stops them at once"
+            logger.info(text, count, extra={"processes": count})
             self._drain()
         else:
             self._code = FORCED + number
@@ -262,15 +265,14 @@ class Supervisor:
 def _work(
     target: str,
     recycle: Recycle,
-    prepare: Callable[[], None],
+    around_load: Callable[[], AbstractContextManager[None]],
     line: Connection,
     taken: list[str | None],
 ) -> None:
     """A process of the supervisor, from its start to its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the supervisor speaks for it
-    prepare()
     try:
-        worker = runner.load_or_tell(target)
+        worker = runner.load_or_tell(target, around_load())
         if worker is not None and worker.consumer_id in taken:
             raise TargetError(
                 f"{target} gives every process the consumer_id {worker.consumer_id!r}: "

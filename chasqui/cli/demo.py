@@ -1,6 +1,7 @@
 """`chasqui demo`: the main job on an embedded server, with its rates, checked at the end."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -122,7 +123,7 @@ def demo(
 
     Example: chasqui demo --jobs 1000000
     """
-    logs.configure(log_level=logs.Level.error)  # that a job dies here is no warning
+    logs.configure_briefly(logging.CRITICAL, as_json=as_json)  # that a job dies here is no warning
     console = Console(highlight=False, quiet=as_json)
     if redis_url is None:
         console.print(

@@ -32,7 +32,7 @@ def promoter(
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
-    log_level: logs.LogLevel = logs.Level.info,
+    log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
     """Move due jobs of queues to their workers, until SIGTERM or SIGINT.
@@ -56,7 +56,7 @@ def scheduler(
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
-    log_level: logs.LogLevel = logs.Level.info,
+    log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
     """Fire repeatable jobs of queues, until SIGTERM or SIGINT.

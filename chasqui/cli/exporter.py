@@ -24,7 +24,7 @@ def exporter(
     group: Group = DEFAULT_GROUP,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
-    log_level: logs.LogLevel = logs.Level.info,
+    log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
     """Serve what queues hold to Prometheus, until SIGTERM or SIGINT.

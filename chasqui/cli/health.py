@@ -31,7 +31,8 @@ def serving(port: int | None, check: Check) -> Iterator[None]:
         return
     server = ThreadingHTTPServer(("", port), _handler(check))
     server.daemon_threads = True
-    logger.info("health is told on port %d", server.server_port, extra={"port": server.server_port})
+    fields = {"port": server.server_port}
+    logger.info("health is answered on port %d", server.server_port, extra=fields)
     thread = threading.Thread(target=server.serve_forever, name="chasqui-health", daemon=True)
     thread.start()
     try:

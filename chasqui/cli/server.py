@@ -35,7 +35,7 @@ def server(
         typer.Option(metavar="URL", help="The same as --dir DIR, as embedded:///DIR."),
     ] = None,
     log_format: logs.LogFormat = logs.Format.text,
-    log_level: logs.LogLevel = logs.Level.info,
+    log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
     """Run an embedded server until interrupted, and print its URL.

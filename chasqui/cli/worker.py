@@ -47,7 +47,7 @@ def worker(
     ] = None,
     redis_url: RedisUrl = None,
     log_format: logs.LogFormat = logs.Format.text,
-    log_level: logs.LogLevel = logs.Level.info,
+    log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain it.
@@ -65,17 +65,17 @@ def worker(
     """
     if redis_url is not None:
         os.environ["CHASQUI_URL"] = redis_url  # inherited by the processes, unlike an argument
-    prepare = functools.partial(logs.configure, log_format, log_level, as_json)
-    prepare()
+    logs.configure(log_format, log_level, as_json)
+    around_load = functools.partial(logs.around_load, log_format, log_level, as_json)
     recycle = Recycle(max_jobs, None if max_rss is None else max_rss << 20)
     if processes is None and recycle == runner.NEVER:
-        loaded = runner.load_or_tell(target)
+        loaded = runner.load_or_tell(target, around_load())
         if loaded is None:
             raise typer.Exit(runner.FAILED)
         with health.serving(health_port, health.of_worker(loaded)):
             code = runner.run(loaded)
     else:
-        supervisor = Supervisor(target, processes or 1, recycle, prepare)
+        supervisor = Supervisor(target, processes or 1, recycle, around_load)
         with health.serving(health_port, health.of_supervisor(supervisor)):
             code = supervisor.run()
     raise typer.Exit(code)

@@ -13,6 +13,7 @@ from typing import Any
 
 from chasqui import clock
 from chasqui._core.entry import Entry
+from chasqui._version import VERSION
 from chasqui.blocking import BlockingConnection
 from chasqui.config import CredentialProvider, Endpoint
 from chasqui.connection import Connection
@@ -46,6 +47,8 @@ HEARTBEAT_END_S = 1.0
 CANCELLED_S = 1.0
 #: How long it may take to leave the group, where the server has answered all before.
 LEAVE_S = 1.0
+#: So many handlers are named when a worker starts.
+TOLD_NAMES = 10
 #: How long a duty that ended by an error waits before it begins anew.
 DUTY_AGAIN_MIN_S, DUTY_AGAIN_MAX_S = 1.0, 30.0
 
@@ -199,6 +202,7 @@ class Engine:
         try:
             if not await self._connect():
                 return
+            self._tell_start()
             self.holdings.renewed(clock.boot_s())
             self._heartbeat.start()
             self._dispatcher.start()
@@ -213,6 +217,26 @@ class Engine:
         finally:
             await _undisturbed(self._let_go(tasks))
 
+    def _tell_start(self) -> None:
+        """What works here, with what and where: the first that is asked when something is wrong."""
+        names, server = self._handlers.names, self.connection.server
+        shown = ", ".join(names[:TOLD_NAMES])
+        more = len(names) - TOLD_NAMES
+        fields = {
+            "queue": self.keys.queue,
+            "server_version": str(self.connection.profile).capitalize(),
+            "server": f"{server}/{server.db}" if server.hosts else str(server),
+            "handlers": f"{shown} and {more} more" if more > 0 else shown,
+            "concurrency": self.config.concurrency,
+            "version": VERSION,
+            "consumer_id": self.config.consumer_id,
+        }
+        logger.info(
+            "queue %s: worker started on %s at %s; handlers: %s; concurrency %d; chasqui %s",
+            *list(fields.values())[:-1],
+            extra=fields,
+        )
+
     async def _let_go(self, tasks: list[asyncio.Task[Any]]) -> None:
         """End all that the engine has begun."""
         for task in tasks:
@@ -222,6 +246,8 @@ class Engine:
             await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
         await asyncio.gather(self._stop_heartbeat(), self._handlers.close())
         self._tell_given_up()
+        for part in (self._dispatcher, self._acker, self._relocator, self._reader):
+            part.complaints.close()
         await self._reading.close()
         await self.connection.close()
         self.is_running = False
@@ -246,7 +272,7 @@ class Engine:
             except Exception:
                 fields = {"queue": self.keys.queue, "duty": duty.name}
                 logger.exception(
-                    "the %s of queue %s begins anew", duty.name, self.keys.queue, extra=fields
+                    "queue %s: the %s ended and is started again", *fields.values(), extra=fields
                 )
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._end_duties.wait(), wait_s)
@@ -274,7 +300,7 @@ class Engine:
         if policy not in ("noeviction", "unknown"):
             queue = self.keys.queue
             logger.warning(
-                "the server of queue %s has maxmemory-policy %s: when it is full it may drop jobs",
+                "queue %s: its server has maxmemory-policy %s: when it is full it may drop jobs",
                 queue,
                 policy,
                 extra={"queue": queue},
@@ -314,7 +340,8 @@ class Engine:
         except (ChasquiError, TimeoutError) as error:
             if "NOGROUP" not in str(error):
                 fields = {"queue": queue}
-                logger.info("the group of queue %s still lists us: %r", queue, error, extra=fields)
+                text = "queue %s: its group still lists this worker: %r"
+                logger.info(text, queue, error, extra=fields)
 
     async def _finish(self, deadline_s: float) -> int:
         """Let handlers come to their end, until the deadline or until the drain is cut short; how
@@ -342,7 +369,8 @@ class Engine:
         if released:
             queue = self.keys.queue
             fields = {"queue": queue, "entries": released}
-            logger.info("%d entries of queue %s handed back", released, queue, extra=fields)
+            text = "queue %s: %d jobs that had not begun go back to it"
+            logger.info(text, queue, released, extra=fields)
 
     async def _flush(self) -> None:
         if self.events is not None:
@@ -361,7 +389,8 @@ class Engine:
             self._is_silent = isinstance(error, TimeoutError)
             queue = self.keys.queue
             fields = {"queue": queue}
-            logger.warning("the drain of queue %s is incomplete: %r", queue, error, extra=fields)
+            reason = str(error) or type(error).__name__
+            logger.warning("queue %s: the drain is incomplete: %s", queue, reason, extra=fields)
             self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_s))
         finally:
             self._waiting = None
@@ -376,10 +405,10 @@ class Engine:
         if acks or moves:
             queue = self.keys.queue
             logger.warning(
-                "%d acks and %d moves of queue %s were not confirmed: those jobs may run again",
+                "queue %s: %d acks and %d moves were not confirmed: those jobs may run again",
+                queue,
                 acks,
                 moves,
-                queue,
                 extra={"queue": queue, "acks": acks, "moves": moves},
             )
 
@@ -416,10 +445,10 @@ class Engine:
         self._lost_count += len(entry_ids)
         self._reader.look_again()
         logger.warning(
-            "%d entries of queue %s were taken over by another worker, or went with their group, "
+            "queue %s: %d entries were taken over by another worker, or went with their group, "
             "while they were in hand: %s",
-            len(entry_ids),
             self.keys.queue,
+            len(entry_ids),
             ", ".join(entry_id.decode() for entry_id in entry_ids[:5]),
             extra={"queue": self.keys.queue, "entries": len(entry_ids)},
         )

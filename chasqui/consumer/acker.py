@@ -70,7 +70,7 @@ class Acker:
         self._empty = asyncio.Event()
         self._empty.set()
         self._buffer = CommandBuffer()
-        self._complaints = Complaints(logger, keys.queue)
+        self.complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
     @property
@@ -191,8 +191,12 @@ class Acker:
             return
         if isinstance(error, ServerError | AuthenticationError):
             count = len(batch.ids)
-            self._complaints.warn(
-                "%d acks are refused and sent again: %s", count, error, acks=count
+            self.complaints.warn(
+                "queue %s: %d acks are refused and sent again: %s",
+                self._keys.queue,
+                count,
+                error,
+                acks=count,
             )
         else:
             fields = {"queue": self._keys.queue, "acks": len(batch.ids)}
@@ -202,8 +206,11 @@ class Acker:
         loop.call_later(AGAIN_S, self._again, batch)
 
     def _not_stored(self, count: int) -> None:
-        self._complaints.warn(
-            "the server would not store the results of %d jobs", count, results=count
+        self.complaints.warn(
+            "queue %s: the server would not store the results of %d jobs",
+            self._keys.queue,
+            count,
+            results=count,
         )
 
     def _again(self, batch: "AckBatch") -> None:

@@ -2,18 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 from typing import Any, Final
 
 from chasqui import clock
 from chasqui._core.entry import Entry
-from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
 from chasqui.consumer.holdings import Slot
 from chasqui.consumer.runs import within
 from chasqui.errors import BatchError
-
-logger = logging.getLogger(__name__)
 
 #: The name under which the handler and the timeout of batches are looked up.
 ANY: Final = ""
@@ -31,7 +27,6 @@ class BatchDispatcher(Dispatcher):
         #: What the slot that gathers waits for, and how many entries it still has room for.
         self._more: asyncio.Future[None] | None = None
         self._missing = 0
-        self._unmatched = Complaints(logger, self._queue)
 
     def idle_slots(self) -> int:
         return len(self._idle) * (self._config.batch or 1) + self._missing
@@ -119,7 +114,7 @@ class BatchDispatcher(Dispatcher):
             if isinstance(returned, list) and len(returned) == len(jobs):
                 results = returned
             elif returned is not None and self._config.store_results:
-                self._unmatched.warn(
+                self.complaints.warn(
                     "a batch handler of queue %s returned no list of one result for each job: "
                     "nothing is stored",
                     self._queue,
@@ -128,10 +123,10 @@ class BatchDispatcher(Dispatcher):
             failures = dict(error.failures)
             results = [error.results.get(job.id) for job in jobs]
             if unknown := {*failures, *error.results} - {job.id for job in jobs}:
-                logger.warning(
+                self.complaints.warn(
                     "BatchError names jobs that were not in the batch: %s",
-                    unknown,
-                    extra={"queue": self._queue, "jobs": len(unknown)},
+                    ", ".join(map(repr, list(unknown)[:5])),
+                    jobs=len(unknown),
                 )
         except BaseException as error:
             handled = [self._failed(entry, error, started_ns) for entry in good]

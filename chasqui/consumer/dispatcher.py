@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 TURN_JOBS: Final = 64
 #: How often to see whether leases hold again.
 LAPSED_POLL_S: Final = 0.05
-#: Failed jobs that are logged one by one each second, and as many dead ones.
+#: Of failed runs, and of dead jobs, with errors of one type, so many are logged one by one.
 TOLD_JOBS: Final = 10
 #: How long a slot that ended stays closed, so that one that ends again and again costs little.
 REOPEN_S: Final = 0.1
@@ -84,9 +84,7 @@ class Dispatcher:
         self._queue = queue
         self._make_job = make_job
         self._encode_result = encode_result
-        self._retries = Complaints(logger, queue, burst=TOLD_JOBS)
-        self._deaths = Complaints(logger, queue, burst=TOLD_JOBS)
-        self._endings = Complaints(logger, queue)
+        self.complaints = Complaints(logger, queue, burst=TOLD_JOBS)
         self._idle: list[asyncio.Future[None]] = []
         self._waking = 0
         self._is_stopping = False
@@ -103,8 +101,6 @@ class Dispatcher:
         #: Whether all tasks of the loop are being cancelled, and the slots' with them.
         self.is_ending: Callable[[], bool] = lambda: False
         self._tasks: set[asyncio.Task[None]] = set()
-        #: What every run's context begins as: that of whoever runs the worker.
-        self._context = contextvars.Context()
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
 
@@ -151,8 +147,9 @@ class Dispatcher:
                 self._bury(entry, verdict, attempt=0)
         if gone:
             logger.error(
-                "%d entries were deleted from the stream while they were pending, "
+                "queue %s: %d entries were deleted from the stream while they were pending, "
                 "and their jobs are lost: %s",
+                self._queue,
                 len(gone),
                 ", ".join(entry_id.decode() for entry_id in gone[:5]),
                 extra={"queue": self._queue, "entries": len(gone)},
@@ -172,7 +169,6 @@ class Dispatcher:
 
     def start(self) -> None:
         """Open the slots."""
-        self._context = contextvars.copy_context()
         for _ in range(self._config.concurrency):
             slot = Slot()
             self._holdings.slots.append(slot)
@@ -181,7 +177,7 @@ class Dispatcher:
     def _open(self, slot: Slot) -> None:
         if self._is_stopping:
             return
-        context = self._context.copy()
+        context = slot.context.copy()
         task = asyncio.get_running_loop().create_task(self._work(slot, context), context=context)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._closed(slot, task))
@@ -196,8 +192,8 @@ class Dispatcher:
             self._open(slot)  # it ended for the sake of a fresh context
             return
         error = None if task.cancelled() else task.exception()
-        self._endings.warn(
-            "a slot of queue %s ended and is opened again: %s",
+        self.complaints.warn(
+            "queue %s: a slot ended and is opened again: %s",
             self._queue,
             "it was cancelled" if error is None else in_short(error),
         )
@@ -227,7 +223,7 @@ class Dispatcher:
     async def _work(self, slot: Slot, context: contextvars.Context) -> None:
         """Run one job after the other, until we stop or a run has changed the task's context: no
         variable can be unset without its token, so the slot goes on in another task then."""
-        holdings, fresh = self._holdings, self._context
+        holdings, fresh = self._holdings, slot.context
         waiting = holdings.waiting
         in_a_row = 0
         while not self._is_stopping:
@@ -242,11 +238,15 @@ class Dispatcher:
                 self._wake(1)
             try:
                 await self._run(slot, entry)
-            except Exception:
+            except Exception as error:
                 # Ours, not the handler's: the entry is reclaimed when its lease is over.
                 slot.entry = None
-                logger.exception(
-                    "entry %s could not be seen to", entry.id.decode(), extra=self._fields(entry)
+                self.complaints.fail(
+                    "entry %s could not be seen to, and runs again when its lease is over: %s",
+                    entry.id.decode(),
+                    in_short(error),
+                    error=error,
+                    **self._fields(entry),
                 )
             try:
                 if context != fresh:  # contexts that share all they have are equal at a glance
@@ -384,7 +384,8 @@ class Dispatcher:
             # The handler wants the process to end. That is a failed run like others, so that a
             # job that ends every process that takes it does not do so for ever.
             logger.warning(
-                "the handler of %r raised %r: the worker stops",
+                "job %s (%s) raised %r: the worker stops",
+                entry.job_id,
                 entry.name,
                 error,
                 extra=self._fields(entry),
@@ -422,16 +423,19 @@ class Dispatcher:
                 self._events.retry_scheduled(
                     entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
                 )
-            if logger.isEnabledFor(logging.INFO):
-                self._retries.inform(
-                    "job %s (%s) failed and runs again in %d ms: %s",
-                    entry.job_id,
-                    entry.name,
-                    verdict.delay_ms,
-                    in_short(error),
-                    **self._fields(entry),
-                    backoff_ms=verdict.delay_ms,
-                )
+            facts = entry.job_id, entry.name, verdict.delay_ms, in_short(error)
+            fields = self._fields(entry) | {"backoff_ms": verdict.delay_ms}
+            if isinstance(error, Retry):  # no failure: the handler asked for it
+                text = "job %s (%s) asked to run again, in %d ms: %s"
+                self.complaints.inform(text, *facts, **fields)
+                return
+            self.complaints.warn(
+                "job %s (%s) failed and runs again in %d ms: %s",
+                *facts,
+                kind=type(error),
+                raised=error,
+                **fields,
+            )
 
         self._relocator.move(
             Move(entry, verdict.attempt, delay_ms=verdict.delay_ms, on_moved=moved)
@@ -449,12 +453,14 @@ class Dispatcher:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
             if self._events is not None:
                 self._events.dlq(entry.job_id, entry.name, attempt, verdict.reason)
-            self._deaths.warn(
+            self.complaints.fail(
                 "job %s (%s) went to the dead-letter queue, %s: %s",
                 entry.job_id,
                 entry.name,
                 verdict.reason,
                 in_short(error) if error is not None else verdict.detail or "it never ran",
+                kind=verdict.reason if error is None else type(error),
+                raised=error,
                 **self._fields(entry),
                 reason=verdict.reason,
             )

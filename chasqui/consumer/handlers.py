@@ -57,17 +57,22 @@ class Handlers:
         self._runners: dict[str, Runner] = {}
         self._default: Runner | None = None
         self._known: dict[str, tuple[Runner | None, float | None]] = {}
+        #: For people: the names that have handlers, and what runs jobs of all others.
+        self.names: list[str] = []
         if isinstance(handler, Mapping):
             if not handler and default is None:
                 raise ValueError("handler is an empty mapping and there is no default")
             for name, one in handler.items():
                 self._runners[name] = self._runner(_check(one, f"handler[{name!r}]"), name)
+                self.names.append(name)
             if default is not None:
                 self._default = self._runner(_check(default, "default"), "")
+                self.names.append(f"{_name_of(default)} for all others")
         else:
             if default is not None:
                 raise TypeError("default is taken only where handler is a mapping of names")
             self._default = self._runner(_check(handler, "handler"), "")
+            self.names.append(f"{_name_of(handler)} for all")
 
     def find(self, name: str) -> tuple[Runner | None, float | None]:
         """What runs a job of this name, or None, and how many seconds a run may take, or None: then
@@ -170,6 +175,12 @@ def is_coroutine_function(handler: object) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
     )
+
+
+def _name_of(handler: object) -> str:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__qualname__", type(handler).__name__)
 
 
 def _check(handler: Any, what: str) -> Any:

@@ -15,7 +15,7 @@ from chasqui import clock, scripts
 from chasqui.blocking import BlockingConnection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
-from chasqui.errors import ChasquiError
+from chasqui.errors import ChasquiError, OutcomeUnknownError, UnreachableError
 from chasqui.keys import Keys
 from chasqui.request import Effect
 
@@ -79,12 +79,7 @@ class Heartbeat:
             try:
                 self.run_once()
                 wait_s = period_s
-            except (ChasquiError, OSError) as error:
-                self._complain(error)
-                wait_s = min(1.0, period_s / 4)
             except Exception as error:
-                fields = {"queue": self._keys.queue}
-                logger.debug("the error in full", exc_info=True, extra=fields)
                 self._complain(error)
                 wait_s = min(1.0, period_s / 4)
 
@@ -128,4 +123,11 @@ class Heartbeat:
     def _complain(self, error: Exception) -> None:
         if self._is_stopped:
             return  # that was us
-        self._complaints.warn("leases of queue %s not renewed: %s", self._keys.queue, error)
+        queue = self._keys.queue
+        if isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells
+            logger.debug("leases not renewed: %s", error, extra={"queue": queue})
+            return
+        trace = None if isinstance(error, ChasquiError) else error
+        self._complaints.warn(
+            "queue %s: the leases of running jobs are not renewed: %s", queue, error, error=trace
+        )

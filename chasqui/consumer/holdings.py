@@ -6,6 +6,7 @@ none needs a lock.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar, copy_context
 from typing import Final
 
 from chasqui import clock
@@ -18,13 +19,20 @@ SHOWN_NAMES: Final = 5
 class Slot:
     """A place for one running job, or for one batch of them."""
 
-    __slots__ = ("entries", "entry", "started_ns")
+    __slots__ = ("context", "entries", "entry", "started_ns")
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
         #: Where jobs run in batches: those that run now.
         self.entries: tuple[Entry, ...] = ()
         self.started_ns = 0
+        #: What every run's context begins as: that of whoever runs the worker, and this slot.
+        self.context = copy_context()
+        self.context.run(running_slot.set, self)
+
+
+#: The slot whose run this is. Set once for each slot, so that no run pays for it.
+running_slot: ContextVar[Slot] = ContextVar("running_slot")
 
 
 class Holdings:

@@ -87,7 +87,7 @@ class Reader:
         self._was_empty = True
         self._reclaim_at_s = 0.0
         self._mercy = Mercy(holdings.lease_s)
-        self._complaints = Complaints(logger, keys.queue)
+        self.complaints = Complaints(logger, keys.queue)
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
 
@@ -126,8 +126,6 @@ class Reader:
                 self._complain(error)
             except Exception as error:
                 # Whatever it was, a worker that reads nothing is worse.
-                fields = {"queue": self._keys.queue}
-                logger.debug("the error in full", exc_info=True, extra=fields)
                 self._must_recover = True
                 self._complain(error)
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
@@ -356,8 +354,8 @@ class Reader:
         )
         created, _ = await self._connection.submit(request)
         if not isinstance(created, ReplyError):
-            fields = {"group": self._config.group, "queue": self._keys.queue}
-            logger.info("group %s of queue %s created", *fields.values(), extra=fields)
+            fields = {"queue": self._keys.queue, "group": self._config.group}
+            logger.info("queue %s: group %s created", *fields.values(), extra=fields)
         elif created.code == "OOM":
             # The server does not even look whether there is one: the next read will tell.
             self._complain(exception_for(created))
@@ -371,14 +369,25 @@ class Reader:
         while await self._connection.submit(
             commands(("EXISTS", self._keys.paused), effect=Effect.READ)
         ):
+            if not was_paused:
+                self._tell("queue %s is paused: its jobs wait")
             was_paused = True
             await asyncio.sleep(PAUSED_POLL_S)
             self.last_read_s = time.monotonic()
         if was_paused:
+            self._tell("queue %s is no longer paused")
             self._reclaim_at_s = 0.0  # what was handed back is there to be taken
 
+    def _tell(self, text: str) -> None:
+        logger.info(text, self._keys.queue, extra={"queue": self._keys.queue})
+
     def _complain(self, error: Exception) -> None:
-        self._complaints.warn("queue %s cannot be read: %s", self._keys.queue, error)
+        self.complaints.warn(
+            "queue %s cannot be read: %s",
+            self._keys.queue,
+            error,
+            error=None if isinstance(error, ChasquiError) else error,
+        )
 
 
 class Delivery:

@@ -18,6 +18,7 @@ from chasqui._core.envelope import encode_delayed_member
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
+from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.keys import (
     ATTEMPTS,
     CONSUMER,
@@ -95,7 +96,7 @@ class Relocator:
         self._is_due = False
         self._empty = asyncio.Event()
         self._empty.set()
-        self._complaints = Complaints(logger, keys.queue)
+        self.complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
     @property
@@ -214,12 +215,14 @@ class Relocator:
             self._finished(batch)
             self._on_missing()
             return
-        self._complaints.warn(
-            "%d entries could not be moved and stay pending, to be tried again: %s",
-            len(batch.moves),
-            error,
-            entries=len(batch.moves),
-        )
+        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells
+            self.complaints.warn(
+                "queue %s: %d retries or dead jobs could not be moved, and are tried again: %s",
+                self._keys.queue,
+                len(batch.moves),
+                error,
+                entries=len(batch.moves),
+            )
         batch.was_repeated = True
         asyncio.get_running_loop().call_later(batch.again_s, self._again, batch)
         batch.again_s = min(batch.again_s * 2, AGAIN_MAX_S)

@@ -2,12 +2,18 @@
 
 import asyncio
 import logging
+import os
 import traceback
 from collections.abc import Awaitable
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, TypeAlias
 
 logger = logging.getLogger(__name__)
 
+ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
+
+#: Where the frames of a run are that are ours.
+_HERE: Final = os.path.join(os.path.dirname(__file__), "")
 #: What a cancelled handler gets to come to its end.
 CANCEL_S: Final = 1.0
 #: What is logged of an error: handlers may put anything into one.
@@ -34,7 +40,7 @@ async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
     await asyncio.wait({task}, timeout=CANCEL_S)
     if not task.done():
         logger.error(
-            "a handler of queue %s ignores that it was cancelled: it is left behind",
+            "queue %s: a handler ignores that it was cancelled: it is left behind",
             queue,
             extra={"queue": queue, "limit_s": limit_s},
         )
@@ -84,6 +90,21 @@ def described(error: BaseException) -> str:
 def in_short(error: BaseException) -> str:
     """The same for a log line: cut, and without what no terminal could show."""
     return described(error)[:LOGGED_CHARS].encode(errors="replace").decode()
+
+
+def as_exc_info(error: BaseException) -> ExcInfo | None:
+    """A handler's error for a log record, from the handler on: how it was called is always the
+    same. None if its text is one that no file takes."""
+    try:
+        traceback_of(error).encode()
+    except UnicodeEncodeError:
+        return None
+    trace = first = error.__traceback__
+    while trace is not None:
+        name, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+        if name.startswith(_HERE):
+            first = trace
+    return type(error), error, first
 
 
 def traceback_of(error: BaseException) -> str:

@@ -16,6 +16,7 @@ class TracedHandlers(Handlers):
 
     def __init__(self, handlers: Handlers, tracing: Tracing, queue: str, group: str) -> None:
         self._inner = handlers
+        self.names = handlers.names
         self._tracing = tracing
         self._queue = queue
         self._group = group

@@ -95,7 +95,8 @@ def call(*arguments: str, url: str | None = None, stdin: str = "") -> Ran:
 @contextlib.contextmanager
 def _logging_left_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
-    loggers = root, logging.getLogger("chasqui"), logging.getLogger("chasqui.server")
+    names = ("chasqui", "chasqui.server", "chasqui.policy")
+    loggers = root, *map(logging.getLogger, names)
     handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     try:
         yield

@@ -1,8 +1,8 @@
 """`promoter`, `scheduler`, `worker --health-port`, logs: commands that go on until told to end."""
 
-import io
 import json
 import logging
+import os
 import signal
 import urllib.error
 import urllib.request
@@ -38,8 +38,11 @@ def test_promoter_promotes_many_queues_until_it_is_told_to_end(
             wait_for_entry(valkey_9.url, queue)
         ended = end(process, number)
     assert (ended.code, ended.out) == (0, "")
-    (line,) = map(json.loads, ended.err.splitlines())
+    line, *leads = map(json.loads, ended.err.splitlines())
     assert (line["level"], line["message"], line["queues"]) == ("info", "promoter of 2 queues", 2)
+    assert {line["message"] for line in leads} == {
+        f"queue {name}: this process is now its promoter" for name in queues
+    }
     with redis.Redis.from_url(valkey_9.url) as client:
         assert client.get(Keys(queue_name).promoter_lock) is None
 
@@ -165,6 +168,7 @@ def record(text: str, *arguments: Any, **fields: Any) -> logging.LogRecord:
 def test_json_log_has_the_fields_of_a_record() -> None:
     line = json.loads(logs.JsonFormatter().format(record("%d lost", 2, queue="q", entries=2)))
     assert line.pop("time").endswith("Z")
+    assert line.pop("pid") == os.getpid()
     assert line == {
         "level": "warning",
         "logger": "chasqui.x",
@@ -189,33 +193,11 @@ def test_record_is_one_line_whatever_is_in_it() -> None:
     made = record(
         "job (%s) died", "x\nchasqui: all is well\x1b[2J", share=float("nan"), name_="\x9b"
     )
-    assert logs.TextFormatter().format(made) == (
-        "chasqui: job (x\\nchasqui: all is well\\x1b[2J) died"
-    )
+    shown = "job (x\\nchasqui: all is well\\x1b[2J) died"
+    assert logs.BriefFormatter().format(made) == f"chasqui: {shown}"
+    assert logs.TextFormatter().format(made).endswith(f" WARNING chasqui.x: {shown}")
     line = logs.JsonFormatter().format(made)
     assert "\x9b" not in line
     facts = json.loads(line, parse_constant=pytest.fail)
     assert facts["message"] == made.getMessage()
     assert (facts["share"], facts["name_"]) == ("nan", "\x9b")
-
-
-def test_log_that_repeats_itself_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
-    handler, out = logging.StreamHandler(io.StringIO()), io.StringIO()
-    handler.setStream(out)
-    handler.setFormatter(logs.TextFormatter())
-    handler.addFilter(logs.RepeatFilter(burst=2, every_s=10))
-    for i in range(5):
-        handler.handle(record("link %d lost", i, queue="a"))
-    handler.handle(record("link %d lost", 9, queue="b"))
-    now_s = 10.0
-    handler.handle(record("link %d lost", 6, queue="a"))
-    handler.handle(record("link %d lost", 7, queue="a"))
-    assert out.getvalue().splitlines() == [
-        "chasqui: link 0 lost",
-        "chasqui: link 1 lost",
-        "chasqui: link 9 lost",
-        "chasqui: link 6 lost (and 3 like it before)",
-        "chasqui: link 7 lost",
-    ]

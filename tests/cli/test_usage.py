@@ -190,24 +190,59 @@ def test_mistake_is_one_sentence_and_exit_code_2(
     assert told in ran.err
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_mistake_is_json_where_that_was_asked_for(chasqui: Chasqui, command: str) -> None:
+    ran = chasqui(*command.split(), "--json", "--no-such-option")
+    assert (ran.code, ran.out) == (2, "")
+    error = json.loads(ran.err)
+    assert (error["level"], error["exit_code"]) == ("error", 2)
+    assert "No such option: --no-such-option" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fly", "--json"], "No such command 'fly'"),
+        (["inspect", "--json"], "Missing argument 'QUEUE'"),
+        (["add", "--json", "q", "name", "1", "--attempts", "0"], "'--attempts'"),
+        (["inspect", "no{braces}", "--json"], "queue name must be"),
+        (["worker", "nowhere:worker", "--log-format", "json"], "there is no module 'nowhere'"),
+        (["worker", "nowhere:worker", "--log-format=json"], "there is no module 'nowhere'"),
+    ],
+)
+def test_every_kind_of_mistake_is_json(chasqui: Chasqui, arguments: list[str], told: str) -> None:
+    ran = chasqui(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert told in json.loads(ran.err)["message"]
+
+
+def test_what_looks_like_json_and_is_an_argument_is_none(chasqui: Chasqui) -> None:
+    ran = chasqui("inspect", "--", "--json", "q")
+    assert ran.code == 2
+    assert ran.err.startswith("chasqui: ")
+
+
 @pytest.mark.slow
 def test_mistake_of_a_process_is_one_sentence_and_exit_code_2() -> None:
     ran = run("inspect", "no{braces}")
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
 
 
-def test_interrupt_while_it_loads_is_one_sentence() -> None:
+@pytest.mark.parametrize("module", ["chasqui", "chasqui.worker", "typer", "chasqui.cli"])
+def test_interrupt_while_it_loads_is_quiet(module: str) -> None:
     program = (
-        "import builtins, sys, chasqui.__main__ as command_line\n"
+        "import builtins, sys, _chasqui_command\n"
         "load = builtins.__import__\n"
         "def interrupt(name, *rest):\n"
-        "    if name == 'typer': raise KeyboardInterrupt\n"
+        f"    if name == {module!r}: raise KeyboardInterrupt\n"
         "    return load(name, *rest)\n"
         "builtins.__import__ = interrupt\n"
-        "sys.exit(command_line.run(['inspect', 'q']))"
+        "sys.argv[1:] = ['inspect', 'q']\n"
+        "_chasqui_command.main()"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "chasqui: interrupted\n")
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
 def test_missing_file_is_one_sentence() -> None:

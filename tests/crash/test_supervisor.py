@@ -71,9 +71,8 @@ def test_a_mistake_is_one_sentence(target: str, told: str) -> None:
 def test_several_processes_say_it_once() -> None:
     ran = run("nowhere:worker", "--processes", "2")
     assert ran.returncode == 2
-    assert ran.stderr.splitlines() == [
-        f"chasqui: there is no module 'nowhere' in {ROOT} or on the path"
-    ]
+    (line,) = ran.stderr.splitlines()
+    assert line.endswith(f": there is no module 'nowhere' in {ROOT} or on the path")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--processes", "2"]], ids=["alone", "supervised"])

@@ -369,3 +369,44 @@ async def test_a_flood_of_failures_leaves_the_log_readable(
     told = [record for record in caplog.records if "went to the dead-letter" in record.message]
     assert len(told) == TOLD_JOBS
     assert all(record.job_name == "n" and record.attempt == 2 for record in told)
+    await running.stop()
+    summaries = [record for record in caplog.records if hasattr(record, "left_out")]
+    assert [record.left_out for record in summaries] == [50 - TOLD_JOBS] * 2
+    assert all(record.message.endswith("more like this)") for record in summaries)
+
+
+async def test_a_failure_is_logged_with_its_error_for_whoever_collects_them(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture, queue_name: str
+) -> None:
+    async def handler(job: Job) -> None:
+        raise ValueError("no luck")
+
+    running = start(handler)
+    job = await queue.add("n", 1, attempts=2, backoff=1)
+    await running.buried(1)
+    again, dead = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
+    assert (again.levelname, dead.levelname) == ("WARNING", "ERROR")
+    for attempt, record in enumerate((again, dead), 1):
+        assert record.exc_info is not None
+        assert isinstance(record.exc_info[1], ValueError)
+        assert record.exc_info[2].tb_frame.f_code.co_name == "handler", "from the handler on"
+        about = (record.queue, record.job_id, record.job_name, record.attempt)
+        assert about == (queue_name, job.id, "n", attempt)
+
+
+async def test_a_retry_that_was_asked_for_is_no_failure(
+    queue: Queue, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "chasqui")
+
+    async def handler(job: Job) -> None:
+        if job.attempt == 0:
+            raise Retry("not yet", delay_ms=1)
+
+    running = start(handler)
+    await queue.add("n", 1)
+    await running.retried(1)
+    await running.completed(1)
+    (told,) = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
+    assert (told.levelname, told.exc_info) == ("INFO", None)
+    assert told.message.endswith(" (n) asked to run again, in 1 ms: Retry: not yet")

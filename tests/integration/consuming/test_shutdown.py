@@ -567,7 +567,7 @@ async def test_a_duty_that_breaks_begins_anew(
     await queue.add("later", None, delay_ms=1)
     await running.completed(2)
     assert broken == 0
-    assert "the promoter of queue" in caplog.text
+    assert "the promoter ended and is started again" in caplog.text
 
 
 @pytest.mark.slow
