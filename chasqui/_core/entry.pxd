@@ -10,7 +10,7 @@ cdef class Entry:
     cdef readonly bytes envelope        # field `d`, whole; None if there was none
     cdef readonly str name              # field `n`; empty if there was none
     cdef readonly dict extra            # every other field, bytes to bytes; None if there was none
-    cdef readonly str fault             # why it cannot run: malformed, oversize_payload, decode_failed, gone
+    cdef readonly str fault             # why it cannot run: malformed, oversize_payload, decode_failed, gone, left
     cdef readonly str detail            # what exactly was wrong
     cdef readonly long long idle_ms     # since its last delivery; 0 if the reply did not say
     cdef readonly long long deliveries  # 0 if the reply did not say
@@ -24,6 +24,10 @@ cdef class EntryBuilder(Builder):
     cdef readonly str shape
     cdef int _shape                     # one of Shape
     cdef Py_ssize_t _max_envelope_bytes
+    cdef Py_ssize_t _max_bytes          # of values kept of one reply; what begins beyond that is left
+    cdef Py_ssize_t _bytes              # of values kept so far
+    cdef readonly Py_ssize_t left       # entries of the last reply that were left
+    cdef readonly Py_ssize_t largest    # bytes of the largest value in it
     cdef int _base                      # the depth at which entries lie in this reply; 0: not a reply of entries
     cdef list _entries                  # what was built so far
     cdef bytes _cursor                  # XAUTOCLAIM: where to go on

@@ -3,7 +3,7 @@ from typing import Any, Literal, TypeAlias, final
 from chasqui._core.envelope import RetryTuple
 from chasqui._core.reply import Builder
 
-Fault: TypeAlias = Literal["malformed", "oversize_payload", "decode_failed", "gone"]
+Fault: TypeAlias = Literal["malformed", "oversize_payload", "decode_failed", "gone", "left"]
 
 @final
 class Entry:
@@ -43,7 +43,14 @@ class Entry:
 @final
 class EntryBuilder(Builder):
     def __init__(
-        self, shape: Literal["streams", "range", "autoclaim"], max_envelope_bytes: int = ...
+        self,
+        shape: Literal["streams", "range", "autoclaim"],
+        max_envelope_bytes: int = ...,
+        max_bytes: int = ...,
     ) -> None: ...
     @property
     def shape(self) -> str: ...
+    @property
+    def left(self) -> int: ...
+    @property
+    def largest(self) -> int: ...

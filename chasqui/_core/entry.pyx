@@ -24,6 +24,9 @@ from chasqui._core.reply cimport (
 from chasqui._core.reply import ProtocolError
 
 
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
 cdef enum Shape:
     STREAMS                     # XREADGROUP of one stream: [[key, entries]] or {key: entries}
     RANGE                       # XRANGE, XCLAIM, our scripts: entries
@@ -40,6 +43,7 @@ cdef str MALFORMED = "malformed"
 cdef str OVERSIZE = "oversize_payload"
 cdef str UNDECODABLE = "decode_failed"
 cdef str GONE = "gone"
+cdef str LEFT = "left"
 cdef str NO_ENVELOPE = "missing or non-bytes payload field"
 
 
@@ -110,15 +114,18 @@ cdef class EntryBuilder(Builder):
     `streams` is XREADGROUP of one stream, `range` is XRANGE, XCLAIM or a script that answers like them.
     `autoclaim` gives `(cursor, entries, deleted ids)`. An entry may be `[id, fields]` or
     `[id, fields, idle_ms, deliveries]`; a nil entry comes as None. Errors, nil and out-of-band messages
-    come as they are. An envelope longer than `max_envelope_bytes` is kept but not decoded.
+    come as they are. An envelope longer than `max_envelope_bytes` is kept but not decoded. Once the
+    values of a reply have come to `max_bytes`, of the entries that follow only the ids are kept.
     """
 
-    def __cinit__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20):
+    def __cinit__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20,
+                  Py_ssize_t max_bytes=PY_SSIZE_T_MAX):
         if shape not in SHAPES:
             raise ValueError(f"shape must be one of {', '.join(SHAPES)}, not {shape!r}")
         self.shape = shape
         self._shape = SHAPES[shape]
         self._max_envelope_bytes = max_envelope_bytes
+        self._max_bytes = max_bytes
         self._functions = &ENTRY_FUNCTIONS
 
     cdef object finish(self, object root):
@@ -147,6 +154,7 @@ cdef class EntryBuilder(Builder):
             self._base = 2
             self._deleted = []
         self._entries = []
+        self._bytes = self.left = self.largest = 0
         return 0
 
     cdef int _open(self, int depth, int kind, int place, Py_ssize_t size, int parent_place) except -1:
@@ -166,8 +174,12 @@ cdef class EntryBuilder(Builder):
             if (size == 2 or size == 4) and (self._shape != AUTOCLAIM or parent_place == 1):
                 entry = Entry.__new__(Entry)
                 entry.name = ""
-                entry.fault = MALFORMED
-                entry.detail = NO_ENVELOPE
+                if self._bytes < self._max_bytes:
+                    entry.fault = MALFORMED
+                    entry.detail = NO_ENVELOPE
+                else:
+                    entry.fault = LEFT
+                    self.left += 1
                 self._entries.append(entry)
                 self._entry = entry
                 return 0
@@ -205,6 +217,11 @@ cdef class EntryBuilder(Builder):
     cdef int _value(self, const char* text, Py_ssize_t size) except -1:
         cdef Entry entry = self._entry
         cdef Fault fault
+        if size > self.largest:
+            self.largest = size
+        if entry.fault is LEFT:
+            return 0
+        self._bytes += size
         if self._field == ENVELOPE_FIELD:
             entry.envelope = PyBytes_FromStringAndSize(text, size)
             entry.detail = None

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from chasqui._core.entry import Entry
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
 from chasqui.consumer.holdings import Holdings
 
@@ -23,7 +22,6 @@ PACE_LOOK_S: Final = 0.05
 HOLD_S: Final = 0.4
 #: While the size of entries is not known.
 FIRST_READ: Final = 32
-SIZE_SAMPLES: Final = 8
 
 
 class Appetite:
@@ -57,9 +55,9 @@ class Appetite:
         holdings.low_water = low_water = ahead // 2
         return min(ahead + self._idle_slots() - waiting, most) if waiting <= low_water else 0
 
-    def came(self, entries: list[Entry | None]) -> None:
+    def came(self, largest_bytes: int) -> None:
         """Entries came in, and are about to wait for slots."""
-        self._learn_size(entries)
+        self._learn_size(64.0 + largest_bytes)
         if not self._holdings.waiting:
             self._judge_at_s = time.monotonic() + HOLD_S
             self._judged_count = self._finished()
@@ -102,16 +100,8 @@ class Appetite:
             return FIRST_READ if most is None else most
         return min(most or MAX_READ, max(1, int(PREFETCH_BYTES / self._entry_bytes)))
 
-    def _learn_size(self, entries: list[Entry | None]) -> None:
+    def _learn_size(self, size: float) -> None:
         """Large entries count at once, small ones little by little."""
-        sizes = [
-            len(entry.envelope or b"")
-            for entry in entries[:: len(entries) // SIZE_SAMPLES + 1]
-            if entry is not None
-        ]
-        if not sizes:
-            return
-        size = 64.0 + max(sizes)
         if size >= self._entry_bytes or not self._entry_bytes:
             self._entry_bytes = size
         else:

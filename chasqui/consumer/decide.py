@@ -17,6 +17,8 @@ UNRECOVERABLE: Final = "unrecoverable"
 DECODE_FAILED: Final = "decode_failed"
 WORKER_LOST: Final = "worker lost"
 GONE: Final = "gone"
+#: Too much for one read: only its id was kept of it.
+LEFT: Final = "left"
 
 
 class Arrived(Protocol):

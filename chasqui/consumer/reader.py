@@ -20,8 +20,8 @@ from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
 from chasqui.consumer.appetite import Appetite
 from chasqui.consumer.complaints import Complaints
-from chasqui.consumer.config import MAX_READ, ConsumerConfig
-from chasqui.consumer.decide import GONE
+from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
+from chasqui.consumer.decide import GONE, LEFT
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
 from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
@@ -71,8 +71,8 @@ class Reader:
         self._on_drained = on_drained
         self._group = config.group.encode()
         self._consumer = config.consumer_id.encode()
-        self._streams = EntryBuilder("streams", config.max_payload_bytes)
-        self._range = EntryBuilder("range", config.max_payload_bytes)
+        self._streams = EntryBuilder("streams", config.max_payload_bytes, PREFETCH_BYTES)
+        self._range = EntryBuilder("range", config.max_payload_bytes, PREFETCH_BYTES)
         self._buffer = CommandBuffer()
         self._appetite = Appetite(config, holdings, idle_slots=idle_slots, finished=finished)
         self._room = asyncio.Event()
@@ -83,6 +83,8 @@ class Reader:
         #: Entries may be ours and in nobody's hands: delivered in a reply that never came, or while
         #: an earlier copy was in hand; at first, to a process that had our name and died.
         self._must_recover = True
+        #: Entries are ours of which only the ids were kept: others may have them.
+        self._must_release = False
         self._is_first = True
         self._was_empty = True
         self._reclaim_at_s = 0.0
@@ -161,7 +163,8 @@ class Reader:
     async def _find_room(self) -> int:
         """How many entries to ask for, as soon as that is one at least."""
         while True:
-            if excess := self._appetite.excess():
+            excess = self._appetite.excess()
+            if excess or self._must_release:
                 await self._hand_back(excess)
             is_full = self._unsettled() >= MAX_UNSETTLED
             room = 0 if is_full else self._appetite.wanted()
@@ -181,14 +184,15 @@ class Reader:
         self.wake()
 
     async def _hand_back(self, count: int) -> None:
-        """Let others have the entries that came last of those that wait. No read of ours is under
-        way that could take them again."""
+        """Let others have the entries that came last of those that wait, and what is not in our
+        hands. No read of ours is under way that could take them again."""
         holdings = self._holdings
         # Out of our hands first. If that the server heard of it is not sure, we recover them.
         for _ in range(count):
             holdings.lost.discard(holdings.waiting.pop().id)
         kept = holdings.ids()
         await release(self._connection, self._keys, self._config, kept, wake=self.has_claim)
+        self._must_release = False
         if not self.has_claim:
             self._reclaim_at_s = 0.0  # whoever has a slot first takes them: that may be us
         fields = {"queue": self._keys.queue, "entries": count}
@@ -234,14 +238,14 @@ class Reader:
                 await release(self._connection, self._keys, config, kept, wake=self.has_claim)
             await self._while_paused()
             return 0
-        if entries and self._may_be_lost(delivery.asked_s):
-            entries = await self._still_ours(entries)
-        if not entries:
-            if not self._was_empty:
-                self._was_empty = True
-                self._on_drained()
-            return 0
-        return self._hand_out(entries)
+        if entries:
+            # It waited for us too long. Only the server knows what is ours by now, and was not yet
+            # when it came: of those, some may be in hand, or even done before we ask.
+            self._must_recover = True
+        elif not self._was_empty:
+            self._was_empty = True
+            self._on_drained()
+        return 0
 
     def _accept(self, entries: list[Entry | None], is_paused: int, asked_s: float) -> int:
         """Hand out what a read brought as it comes in; how many, 0 if it needs a closer look."""
@@ -259,11 +263,16 @@ class Reader:
         if not self.has_claim:
             # Where there is work, entries are handed back: others' are looked for soon.
             self._reclaim_at_s = min(self._reclaim_at_s, self.last_read_s + RECLAIM_S)
-        self._take(entries, is_fresh=True)
+        self._take(entries, self._streams)
         return len(entries)
 
-    def _take(self, entries: list[Entry | None], *, is_fresh: bool) -> None:
-        self._appetite.came(entries)
+    def _take(
+        self, entries: list[Entry | None], builder: EntryBuilder, *, is_fresh: bool = True
+    ) -> None:
+        if builder.left:
+            entries = [entry for entry in entries if entry is None or entry.fault != LEFT]
+            self._must_release = True
+        self._appetite.came(builder.largest)
         self._offer(entries, is_fresh)
 
     async def _look_after_others(self, most: int) -> int:
@@ -300,7 +309,7 @@ class Reader:
         if len(entries) < most:  # else there is more: the next one comes without delay
             self._reclaim_at_s = time.monotonic() + period_s
         if entries:
-            self._take(entries, is_fresh=True)
+            self._take(entries, self._range)
         return len(entries)
 
     async def _recover(self) -> None:
@@ -319,9 +328,9 @@ class Reader:
                     builder=self._range,
                 )
             )
-            is_last = len(entries) < MAX_READ
+            is_last = len(entries) < MAX_READ or self._range.left > 0
             if entries:
-                self._take([*await self._still_ours(entries)], is_fresh=False)
+                self._take([*await self._still_ours(entries)], self._range, is_fresh=False)
             if is_last:
                 break
         self._is_first = False

@@ -63,6 +63,27 @@ def test_the_limit_counts_the_envelope_and_takes_what_just_fits():
     assert entry_of(b"d", ENVELOPE, max_envelope_bytes=SIZE - 1).fault == "oversize_payload"
 
 
+def test_of_what_begins_beyond_the_limit_of_a_reply_only_the_id_is_kept():
+    one = b"*2\r\n$3\r\n1-%d\r\n" + frame(b"d", ENVELOPE, b"x", b"1").replace(b"%", b"%%")
+    data = b"*5\r\n" + b"".join(one % n for n in range(5))
+    reader, builder = ReplyReader(), EntryBuilder("range", max_bytes=2 * SIZE)
+    for _ in range(2):
+        reader.feed(data)
+        entries = reader.read(builder)
+        assert [entry.id for entry in entries] == [b"1-%d" % n for n in range(5)]
+        assert [entry.fault for entry in entries] == [None, None, "left", "left", "left"]
+        assert {entry.envelope for entry in entries[2:]} == {None}
+        assert {entry.extra for entry in entries[2:]} == {None}
+        assert (builder.left, builder.largest) == (3, SIZE)
+    reader.feed(b"*1\r\n" + one % 9)
+    (entry,) = reader.read(builder)
+    assert (entry.fault, builder.left) == (None, 0)
+
+
+def test_one_entry_is_kept_however_large():
+    assert entry_of(b"d", ENVELOPE, max_bytes=1).fault is None
+
+
 def test_an_entry_deleted_while_pending_is_gone():
     (entry,) = read(b"*1\r\n*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*-1\r\n", "streams")
     assert (entry.id, entry.fault, entry.detail, entry.envelope) == (b"1-1", "gone", None, None)

@@ -29,7 +29,7 @@ class Stage:
         self.appetite._entry_bytes = 100.0
 
     def come(self, count: int) -> None:
-        self.appetite.came([])
+        self.appetite.came(36 if self.appetite._entry_bytes < 1000 else 1 << 20)
         self.holdings.waiting.extend(object() for _ in range(count))  # type: ignore[misc]
 
     def work(self, seconds: float, pace: float) -> None:

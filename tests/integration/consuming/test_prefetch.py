@@ -156,5 +156,36 @@ async def test_without_prefetch_nothing_is_read_but_for_slots(queue: Queue, star
     assert 1 <= most <= 4
 
 
+@pytest.mark.fault(46)
+async def test_large_entries_behind_small_ones_do_not_fill_the_memory(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has learned to ask for many at once; of what then comes it keeps what it may."""
+    small, large, large_bytes, most_bytes = 20_000, 200, 100_000, 1_000_000
+    for module in ("reader", "appetite"):
+        monkeypatch.setattr(f"chasqui.consumer.{module}.PREFETCH_BYTES", most_bytes)
+    runs: Counter[int] = Counter()
+    held_bytes = 0
+
+    async def handler(job: Job) -> None:
+        nonlocal held_bytes
+        runs[job.data[0]] += 1
+        if job.name == "large":
+            engine = running.worker._engine
+            assert engine is not None
+            waiting = sum(len(entry.envelope or b"") for entry in engine.holdings.waiting)
+            held_bytes = max(held_bytes, waiting)
+
+    await queue.add_bulk([{"name": "small", "data": [n]} for n in range(small)])
+    data = b"x" * large_bytes
+    numbers = range(small, small + large)
+    await queue.add_bulk([{"name": "large", "data": [n, data]} for n in numbers])
+    running = start(handler, claim_min_idle_ms=LEASE_MS, concurrency=2, max_deliveries=1)
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert runs == Counter(range(small + large))
+    assert held_bytes <= 2 * (most_bytes + large_bytes)
+    assert running.metrics.dlq_count() == 0
+
+
 async def _has_struck(proxy: Proxy) -> bool:
     return not proxy._rules

@@ -375,7 +375,7 @@ async def test_orphans_are_taken_over_without_delay_between_them(
     await redis(
         "XREADGROUP", "GROUP", "default", "dead", "COUNT", 1000, "STREAMS", keys.stream, ">"
     )
-    running = start(fine, claim_min_idle_ms=200)
+    running = start(fine, claim_min_idle_ms=1000)
     await running.completed(1000)
     assert running.metrics.total_reclaimed == 1000
     await until(lambda: at_rest(redis, keys), "all is done")
