@@ -94,9 +94,10 @@ class BlockingConnection:
         return None if link is None else link.profile
 
     def connect(self) -> ServerProfile:
-        """Dial if need be; the server's profile."""
+        """Dial if need be; the server's profile. One whose disk is full refuses even the PING, and
+        is there all the same."""
         while (profile := self.profile) is None:
-            self.execute("PING", effect=Effect.READ)
+            self.execute("PING", effect=Effect.READ, raises=False)
         return profile
 
     def execute(self, *arguments: Any, effect: Effect, **options: Any) -> Any:

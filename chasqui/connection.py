@@ -110,9 +110,10 @@ class Connection:
         return self.endpoint if self._link is None else self._link.endpoint
 
     async def connect(self) -> ServerProfile:
-        """Dial if need be; the server's profile."""
+        """Dial if need be; the server's profile. One whose disk is full refuses even the PING, and
+        is there all the same."""
         while self.profile is None:
-            await self.execute("PING", effect=Effect.READ)
+            await self.execute("PING", effect=Effect.READ, raises=False)
         return self.profile
 
     async def execute(self, *arguments: Any, effect: Effect, **options: Any) -> Any:

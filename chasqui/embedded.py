@@ -135,10 +135,10 @@ def _bring_up(binary: Path, directory: Path, temporary: bool) -> Path:
     while time.monotonic() < deadline_s:
         path = _socket_path(directory)
         answer = _ping(path) if path is not None else b""
-        if path is not None and answer.startswith(b"+PONG"):
-            return path
-        if answer:
-            deadline_s = time.monotonic() + START_TIMEOUT_S  # it loads its data
+        if path is not None and answer:
+            if not answer.startswith(b"-LOADING"):
+                return path  # also one that refuses: it may have no room on its disk
+            deadline_s = time.monotonic() + START_TIMEOUT_S
         if (running_fd := _lock_running(directory)) is not None:
             try:
                 if started:
@@ -149,6 +149,7 @@ def _bring_up(binary: Path, directory: Path, temporary: bool) -> Path:
                 os.close(running_fd)
         time.sleep(0.005)
     log = (directory / "server.log").read_text(errors="replace").splitlines()
+    log = log or ["it wrote nothing into its log: is there room on the disk?"]
     raise EmbeddedServerError("\n".join([f"{binary} did not start in {directory}:", *log[-15:]]))
 
 

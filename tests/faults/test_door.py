@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Queue, Worker
+from chasqui import Job, Queue, Worker, embedded, sync
 from chasqui.connection import Connection
 from chasqui.errors import (
     AuthenticationError,
@@ -24,7 +24,7 @@ from chasqui.request import Effect, commands
 from chasqui.server import Answer
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
-from tests.integration.consuming.conftest import Running
+from tests.integration.consuming.conftest import Running, until
 from tests.ledger import Census
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -90,6 +90,69 @@ def test_a_full_disk_refuses_adds_and_keeps_what_it_took(
     disk_server: DiskServer, make_fleet: Callable[[str], Fleet]
 ) -> None:
     fill(disk_server, make_fleet(disk_server.url))
+
+
+@pytest.mark.fault(35)
+async def test_newcomers_find_a_server_whose_disk_is_full_and_wait_for_room(
+    disk_server: DiskServer, start_at: Callable[..., Running], queue_name: str
+) -> None:
+    await find_it_full(disk_server.url, disk_server.directory, start_at, queue_name)
+
+
+@pytest.mark.fault(35)
+async def test_newcomers_find_an_embedded_server_whose_disk_is_full(
+    tmp_path: Path,
+    start_at: Callable[..., Running],
+    queue_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"embedded://{tmp_path}/data"
+    monkeypatch.setenv("LD_PRELOAD", str(build_shim(tmp_path)))
+    monkeypatch.setenv("DISK_FOLDER", str(tmp_path))
+    with embedded.start(tmp_path / "data"):
+        monkeypatch.undo()
+        await find_it_full(url, tmp_path, start_at, queue_name)
+
+
+async def find_it_full(
+    url: str, folder: Path, start_at: Callable[..., Running], queue_name: str
+) -> None:
+    """A worker and queues come while a server refuses all for lack of room, even PING."""
+    code = ""
+
+    async def is_refused() -> bool:
+        nonlocal code
+        async with Queue(queue_name, redis_url=url) as newcomer:
+            try:
+                await newcomer.add("n", None)
+            except ServerError as error:
+                code = error.code
+        return bool(code)
+
+    def add_blocking() -> None:
+        with sync.Queue(queue_name, redis_url=url) as newcomer:
+            newcomer.add("n", None)
+
+    (folder / "full").touch()
+    try:
+        await until(is_refused, "an add is refused")
+        assert code == "MISCONF"
+        with pytest.raises(ServerError, match="MISCONF"):
+            await asyncio.to_thread(add_blocking)
+        running = start_at(url, fine)
+
+        async def is_there() -> bool:
+            health = running.worker.health()
+            return health is not None and health.is_connected
+
+        await running.fact(until(is_there, "the worker has found it"))
+    finally:
+        (folder / "full").unlink()
+    await running.completed(1)  # what it took before it knew
+
+
+async def fine(job: Job) -> None:
+    pass
 
 
 @pytest.mark.fault(35, control=True)
