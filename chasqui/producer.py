@@ -298,7 +298,7 @@ class Producer:
     # ── Everything else ─────────────────────────────────────────────────────────────────────────
 
     async def cancel_delayed(self, job_id: str) -> bool:
-        """Take a delayed job back; False if there was none."""
+        """Take a job back that is delayed or waits for its retry; False if there was none."""
         return (await self.cancel_delayed_bulk([job_id]))[0]
 
     async def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:

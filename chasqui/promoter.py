@@ -150,7 +150,7 @@ class PromoterDuty(Duty):
         reply = await self.connection.submit(
             scripts.call(
                 scripts.PROMOTE,
-                [keys.delayed, keys.stream, keys.dlq, keys.traces],
+                [keys.delayed, keys.stream, keys.dlq, keys.traces, keys.didx("")],
                 [config.batch, "" if config.max_stream_len is None else config.max_stream_len],
                 # A repeat moves what is due then; nothing is moved twice.
                 Effect.IDEMPOTENT,
@@ -170,7 +170,7 @@ class PromoterDuty(Duty):
                 malformed,
                 extra={"queue": keys.queue, "members": malformed},
             )
-        if ids or malformed:
+        if config.has_events and (ids or malformed):
             await self._flush(ids, names, malformed, now_ms)
         if self._metrics is not None:
             self._metrics.promoter_tick(PromoterTick(len(ids), depth, lag_ms))
@@ -209,32 +209,23 @@ class PromoterDuty(Duty):
     async def _flush(
         self, ids: list[bytes], names: list[bytes], malformed: int, now_ms: int
     ) -> None:
-        """Forget how promoted jobs could be cancelled, and write their events: one pipeline.
-
-        Nobody waits for it, but there is one at a time. An id that was given to a new delayed job
-        within this moment loses its entry too: that job runs, and cannot be cancelled by id.
-        """
+        """Write the events of promoted jobs: one pipeline that nobody waits for, one at a time."""
         keys = self._keys
         if self._flushing is not None:
             await asyncio.wait({self._flushing})
         buffer = CommandBuffer()
-        texts = [one.decode(errors="replace") for one in ids]
-        if texts:
-            buffer.command("DEL", *map(keys.didx, texts))
-        if self._config.has_events:
-            for _ in range(malformed):
-                fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
-                xadd_event(buffer, keys.events, DLQ, "", now_ms, "", fields)
-            last = len(texts) - 1
-            for i, (job_id, name) in enumerate(zip(texts, names, strict=True)):
-                # One trim for all of them.
-                maxlen = EVENTS_KEPT if i == last else None
-                text = name.decode(errors="replace")
-                xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text, maxlen=maxlen)
-        if buffer:
-            request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
-            self._flushing = self.connection.submit(request)
-            self._flushing.add_done_callback(self._on_flushed)
+        for _ in range(malformed):
+            fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
+            xadd_event(buffer, keys.events, DLQ, "", now_ms, "", fields)
+        last = len(ids) - 1
+        for i, (one, name) in enumerate(zip(ids, names, strict=True)):
+            job_id, text = one.decode(errors="replace"), name.decode(errors="replace")
+            # One trim for all of them.
+            maxlen = EVENTS_KEPT if i == last else None
+            xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text, maxlen=maxlen)
+        request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
+        self._flushing = self.connection.submit(request)
+        self._flushing.add_done_callback(self._on_flushed)
 
     def _on_flushed(self, flushed: asyncio.Future[Any]) -> None:
         """Events are best effort: say once what is wrong, and go on."""

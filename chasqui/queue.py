@@ -230,7 +230,10 @@ class Queue:
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
 
     async def cancel_delayed(self, job_id: str) -> bool:
-        """Take a delayed job back before it is due; False if there was none."""
+        """Take a job back that is delayed or waits for its retry; False if there was none.
+
+        The id of one that has run stays taken.
+        """
         return (await self.cancel_delayed_bulk([job_id]))[0]
 
     async def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
@@ -240,7 +243,8 @@ class Queue:
     async def reschedule(
         self, job_id: str, *, delay_ms: DelayMsLike | None = None, delay: timedelta | None = None
     ) -> bool:
-        """Give a delayed job another due time; False if it is not delayed any more."""
+        """Give a job that is delayed or waits for its retry another due time; False if it is not
+        delayed any more."""
         due_ms, is_relative = drafts.new_due(delay_ms, delay, self._producer.max_delay_s)
         plan = self._producer.plans.reschedule(job_id, due_ms, is_relative=is_relative)
         return await self._run(plan)

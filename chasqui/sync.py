@@ -213,7 +213,10 @@ class Queue:
     # ── Delayed jobs ────────────────────────────────────────────────────────────────────────────
 
     def cancel_delayed(self, job_id: str) -> bool:
-        """Take a delayed job back before it is due; False if there was none."""
+        """Take a job back that is delayed or waits for its retry; False if there was none.
+
+        The id of one that has run stays taken.
+        """
         return (self.cancel_delayed_bulk([job_id]))[0]
 
     def cancel_delayed_bulk(self, job_ids: Sequence[str]) -> list[bool]:
@@ -223,7 +226,8 @@ class Queue:
     def reschedule(
         self, job_id: str, *, delay_ms: DelayMsLike | None = None, delay: timedelta | None = None
     ) -> bool:
-        """Give a delayed job another due time; False if it is not delayed any more."""
+        """Give a job that is delayed or waits for its retry another due time; False if it is not
+        delayed any more."""
         due_ms, is_relative = drafts.new_due(delay_ms, delay, self._max_delay_s)
         plan = self._plans.reschedule(job_id, due_ms, is_relative=is_relative)
         return self._run(plan)

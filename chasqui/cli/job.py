@@ -113,7 +113,7 @@ def _in_delayed(keys: Keys, job_id: str, group: str) -> Plan[Found | None]:
             ((_, due_ms),) = scored([[member, due]])
             return _delayed(member, due_ms, job_id)
     start = 0
-    while True:  # without an index: a retry, or chasquimq's
+    while True:  # without an index: chasquimq's
         reply = yield commands(
             ("ZRANGE", keys.delayed, start, start + _PAGE - 1, "WITHSCORES"), effect=Effect.READ
         )

@@ -149,17 +149,15 @@ class Relocator:
         keys = self._keys
         arguments: list[Any] = [self._group, self._consumer_id]
         if moves[0].delay_ms is not None:
-            traced = []
+            names = [keys.stream, keys.delayed, keys.wake, keys.traces]
             for move in moves:
                 entry = move.entry
                 member = encode_delayed_member(entry.name, entry.with_attempt(move.runs))
                 trace = b" ".join(carried_by(entry))
+                names.append(keys.didx(entry.job_id))
                 if trace:
-                    traced.append(keys.trace(entry.job_id))
+                    names.append(keys.trace(entry.job_id))
                 arguments += (entry.id, move.delay_ms, member, trace)
-            names = [keys.stream, keys.delayed, keys.wake]
-            if traced:
-                names += (keys.traces, *traced)
             return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
         arguments.append(self._dlq_maxlen)
         for move in moves:

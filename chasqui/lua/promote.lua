@@ -1,16 +1,19 @@
 -- promote: move due jobs from the delayed set to the stream, oldest first.
 -- KEYS  1 delayed set (score: due, ms)   2 stream   3 dead-letter stream   4 traces (exists while
---       delayed jobs may have a trace, each under this key, a colon and the job's id)
+--       delayed jobs may have a trace, each under this key, a colon and the job's id)   5 what the
+--       didx of each job begins with, before its id
 -- ARGV  1 most jobs to move   2 most entries to keep in the stream, or ''
 -- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
 -- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
 -- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
+-- A promoted job's didx goes with it, in this step: the job may fail and be back in the delayed set,
+-- with a new didx, before the promoter has its answer.
 -- Copies are made before their originals go, so nothing is lost where one cannot be made; and none is
 -- made where they may not go, or they would be made again and again.
 -- A malformed member that the dead-letter stream does not take stays, and the jobs behind it are moved;
 -- the refusal is the answer then.
-local call, delayed, stream, dead, traces, keep =
-  redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[2]
+local call, delayed, stream, dead, traces, didx, keep =
+  redis.call, KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[2]
 local are_traced = call('EXISTS', traces) == 1
 local time = call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -81,7 +84,7 @@ repeat
   local most = math.min(left, 32)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', string.format('%.0f', now), 'LIMIT', stay,
                    most)
-  local copied, is_refused = {}, false
+  local copied, indexes, is_refused = {}, {}, false
   if #due > 0 and not is_allowed then
     local denied = redis.pcall('XADD', stream, '0-0', 'd', '')
     if not string.find(denied.err, 'greater than 0-0', 1, true) then
@@ -110,6 +113,7 @@ repeat
     end
     if type(reply) ~= 'table' then
       copied[#copied + 1] = member
+      indexes[#indexes + 1] = not is_malformed and didx .. answer[#answer - 1] or nil
       bytes = bytes + #member
     elseif is_malformed then
       stay, refusal = stay + 1, reply
@@ -120,6 +124,9 @@ repeat
   end
   if #copied > 0 then
     call('ZREM', delayed, unpack(copied))
+    if #indexes > 0 then
+      redis.pcall('DEL', unpack(indexes))
+    end
   end
   left = left - #due
 until is_refused or #due < most or left <= 0 or bytes > 4194304

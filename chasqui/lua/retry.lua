@@ -1,11 +1,12 @@
 -- retry: runs failed and are to be repeated: entries leave the stream for the delayed set.
--- KEYS  1 stream   2 delayed set   3 wake list   if any job is traced: 4 traces, then per traced job
---       the key of its trace
+-- KEYS  1 stream   2 delayed set   3 wake list   4 traces   then per job: didx, and its trace if it has
+--       one
 -- ARGV  1 group   2 consumer that must still own them   then per job: entry id, ms from now, member,
 --       its trace, or ''
 -- Returns per job '1' moved, '0' not ours any more. The copies are made before the originals go: if
 -- one cannot be made, the script ends there, and its entry stays pending. So do all if they may not go:
 -- each command is used once to no effect before the first copy is made.
+-- A job whose didx cannot be written runs again all the same, and cannot be cancelled meanwhile.
 -- A new earliest job rings the wake list, which the promoter sleeps on.
 local call, argv, key, delayed, group, owner = redis.call, ARGV, KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local time = call('TIME')
@@ -16,15 +17,15 @@ call('XACK', key, group, '0-0')
 call('XDEL', key, '0-0')
 local rings, refusal = false, nil
 local answers, copied = {}, {}
-local trace_key, traced_s = 5, 0
+local own, traced_s = 5, 0
 for i = 3, #argv, 4 do
   local id, trace = argv[i], argv[i + 3]
   local held = call('XPENDING', key, group, id, id, 1)[1]
   if held and held[2] == owner then
     local due = now + tonumber(argv[i + 1])
+    local ttl = math.ceil(tonumber(argv[i + 1]) / 1000) + 3600
     if trace ~= '' then
-      local ttl = math.ceil(tonumber(argv[i + 1]) / 1000) + 3600
-      redis.pcall('SET', KEYS[trace_key], trace, 'EX', ttl)
+      redis.pcall('SET', KEYS[own + 1], trace, 'EX', ttl)
       traced_s = math.max(traced_s, ttl)
     end
     local reply = redis.pcall('ZADD', delayed, string.format('%.0f', due), argv[i + 2])
@@ -32,6 +33,7 @@ for i = 3, #argv, 4 do
       refusal = reply
       break
     end
+    redis.pcall('SET', KEYS[own], argv[i + 2], 'EX', ttl)
     copied[#copied + 1] = id
     if not earliest or due < earliest then
       earliest, rings = due, true
@@ -40,9 +42,7 @@ for i = 3, #argv, 4 do
   else
     answers[#answers + 1] = '0'
   end
-  if trace ~= '' then
-    trace_key = trace_key + 1
-  end
+  own = own + (trace == '' and 1 or 2)
 end
 if #copied > 0 then
   call('XACK', key, group, unpack(copied))

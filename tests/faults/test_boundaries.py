@@ -86,6 +86,18 @@ def only_in(place: str, jobs: Iterable[int]) -> Callable[[Scene], list[str]]:
     return check
 
 
+def indexed(place: str, jobs: Iterable[int]) -> Callable[[Scene], list[str]]:
+    """The same, and the index of delayed jobs holds those that are delayed, and no others."""
+
+    def check(scene: Scene) -> list[str]:
+        members = sorted(scene.client.zrange(scene.keys.delayed, 0, -1))
+        names = scene.client.scan_iter(scene.keys.didx("*"))
+        found = sorted(scene.client.get(name) for name in names)
+        return only_in(place, jobs)(scene) + ([] if found == members else [f"indexed: {found}"])
+
+    return check
+
+
 def cancelled(scene: Scene) -> list[str]:
     marker = scene.client.exists(scene.keys.didx("id-0"))
     return only_in("delayed", [1])(scene) + (["its marker is left"] if marker else [])
@@ -163,7 +175,7 @@ OPERATIONS = {
     "promote": Operation(
         programs.promote,
         prepare=delayed(delay_ms=1, count=5),
-        check=only_in("stream", range(5)),
+        check=indexed("stream", range(5)),
         core=("EVALSHA promote", "EVAL promote"),
     ),
     "fire": Operation(
@@ -184,7 +196,7 @@ OPERATIONS = {
     "retry": Operation(
         Working(Working.is_done),
         prepare=waiting("fail"),
-        check=only_in("delayed", [0]),
+        check=indexed("delayed", [0]),
         core=("EVALSHA retry", "EVAL retry"),
     ),
     "bury": Operation(

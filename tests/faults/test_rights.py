@@ -121,7 +121,7 @@ CASES = {
         scripts.RETRY,
         run(
             scripts.RETRY,
-            lambda keys: [keys.stream, keys.delayed, keys.wake],
+            lambda keys: [keys.stream, keys.delayed, keys.wake, keys.traces, keys.didx("id")],
             *(DEFAULT_GROUP, "me", ENTRY, 9_000, MEMBER, ""),
         ),
         "xpending zadd xack xdel",
@@ -130,7 +130,7 @@ CASES = {
         scripts.PROMOTE,
         run(
             scripts.PROMOTE,
-            lambda keys: [keys.delayed, keys.stream, keys.dlq, keys.traces],
+            lambda keys: [keys.delayed, keys.stream, keys.dlq, keys.traces, keys.didx("")],
             *(100, ""),
         ),
         "zrangebyscore xadd zrem",

@@ -69,6 +69,61 @@ async def test_the_delayed_member_is_the_envelope_with_the_next_attempt(
     assert 50_000 < due_ms - int(seconds) * 1000 < 62_000
 
 
+@pytest.mark.parametrize("options", [{}, {"job_id": "mine"}, {"job_id": "mine", "delay_ms": 1}])
+async def test_a_job_that_waits_for_its_retry_is_cancelled_and_its_id_stays_taken(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, options: dict[str, Any]
+) -> None:
+    async def handler(job: Job) -> None:
+        raise ValueError
+
+    running = start(handler)
+    job = await queue.add("n", 1, attempts=2, backoff=20_000, **options)
+    await running.retried(1)
+    (member,) = await redis("ZRANGE", keys.delayed, 0, -1)
+    assert await redis("GET", keys.didx(job.id)) == member
+    assert 3610 <= await redis("TTL", keys.didx(job.id)) <= 3621
+    assert await queue.cancel_delayed(job.id)
+    assert not await queue.cancel_delayed(job.id)
+    assert not await redis("EXISTS", keys.delayed, keys.didx(job.id))
+    if options:
+        assert not (await queue.add("n", 1, **options)).is_new
+    await until(lambda: at_rest(redis, keys), "nothing is left of it")
+    assert len(running.metrics.all(JobOutcome)) == 1
+
+
+async def test_a_retry_is_rescheduled(queue: Queue, start: Start, redis: Redis, keys: Keys) -> None:
+    async def handler(job: Job) -> None:
+        if job.attempt == 0:
+            raise ValueError
+
+    running = start(handler)
+    job = await queue.add("n", 1, job_id="mine", backoff=20_000)
+    await running.retried(1)
+    assert await queue.reschedule(job.id, delay_ms=7_200_000)
+    assert 10_795 <= await redis("TTL", keys.didx(job.id)) <= 10_800
+    assert await queue.reschedule(job.id, delay_ms=1)
+    await running.completed(1)
+    assert not await queue.reschedule(job.id, delay_ms=1)
+    assert not await queue.cancel_delayed(job.id)
+    assert not await redis("EXISTS", keys.didx(job.id))
+    assert not (await queue.add("n", 1, job_id="mine")).is_new
+
+
+async def test_jobs_that_were_promoted_and_failed_at_once_can_still_be_cancelled(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """What the promoter does after a promotion must not undo what a worker did since."""
+
+    async def handler(job: Job) -> None:
+        raise Retry(delay_ms=1 if job.attempt < 5 else 3_600_000)
+
+    running = start(handler)
+    jobs = await queue.add_bulk([{"name": "n", "data": i, "attempts": 9} for i in range(50)])
+    await running.retried(6 * len(jobs))
+    assert await queue.cancel_delayed_bulk([job.id for job in jobs]) == [True] * len(jobs)
+    await until(lambda: at_rest(redis, keys), "nothing is left of them")
+
+
 async def test_worker_defaults_fill_what_the_job_leaves_open(queue: Queue, start: Start) -> None:
     async def handler(job: Job) -> None:
         raise ValueError

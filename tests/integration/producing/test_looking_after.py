@@ -1,6 +1,7 @@
 """Delayed jobs, results, counts, pause, backlog, and the end of a queue."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import scripts
+from chasqui._core.envelope import encode_delayed_member, encode_envelope
 from chasqui.errors import NotSupportedError, PayloadError, PayloadTooLargeError, QueueFullError
 from chasqui.keys import Keys
 from tests.integration.producing.conftest import now_ms
@@ -34,6 +36,29 @@ async def test_what_cannot_be_cancelled(queue: Any, redis: redis_py.Redis, keys:
     redis.zrem(keys.delayed, redis.get(keys.didx("due")))  # what a promotion does
     assert await queue.cancel_delayed_bulk([now.id, due.id, "nobody's", ""]) == [False] * 4
     assert redis.exists(keys.dlid("due"))  # it runs: its id stays taken
+
+
+async def test_only_the_id_of_a_job_that_never_ran_is_free_again(
+    queue: Any, redis: redis_py.Redis, keys: Keys
+):
+    sizes, names = (0, 100, 300, 70_000), ("a", "b" * 40, "c" * 256)
+    for size, job_id, attempt in itertools.product(sizes, names, (0, 1, 200, 70_000)):
+        redis.set(keys.dlid(job_id), "1")
+        envelope = encode_envelope(job_id, b"x" * size, now_ms(), attempt)
+        member = encode_delayed_member("näme", envelope)
+        redis.zadd(keys.delayed, {member: now_ms() + 60_000})
+        redis.set(keys.didx(job_id), member)
+        assert await queue.cancel_delayed(job_id)
+        assert redis.exists(keys.dlid(job_id)) == (attempt > 0)
+
+
+async def test_a_member_that_is_no_job_is_cancelled(queue: Any, redis: redis_py.Redis, keys: Keys):
+    for member in (b"", b"abc", b"\x00\x00\x00\x00", b"\xff" * 9, b"\x00\x00\x00\x00\x94\xc0"):
+        redis.set(keys.dlid("odd"), "1")
+        redis.set(keys.didx("odd"), member)
+        redis.zadd(keys.delayed, {member: 2**50})
+        assert await queue.cancel_delayed("odd")
+        assert redis.exists(keys.delayed, keys.didx("odd")) == 0
 
 
 async def test_many_are_cancelled_at_once(queue: Any, redis: redis_py.Redis, keys: Keys):

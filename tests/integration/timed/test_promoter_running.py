@@ -278,7 +278,7 @@ async def test_events_that_cannot_be_written_keep_no_job_back(
 
 @pytest.mark.fault(16)
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "DEL", "XADD", "GETEX"])
+@pytest.mark.parametrize("command", ["EVALSHA", "BLPOP", "ZCOUNT", "XADD", "GETEX"])
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER], ids=lambda one: one.name)
 async def test_a_cut_link_loses_and_doubles_no_job(
     server: Server,
