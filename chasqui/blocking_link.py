@@ -94,9 +94,19 @@ class BlockingLink:
         return replies[0]
 
     def is_alive(self) -> bool:
-        """False if the server has hung up, or said something unasked, since the last call; or if
-        that one was interrupted, and so was whoever would have closed the link."""
-        return not self.inflight and not self._poll(select.POLLIN, 0.0)
+        """False if the server has hung up or answered nothing that was asked, since the last call;
+        or if that one was interrupted, and so was whoever would have closed the link. Pushes are
+        read and dropped."""
+        if self.inflight:
+            return False
+        try:
+            while self._poll(select.POLLIN, 0.0):
+                self._read(_nobody)
+        except (OSError, ProtocolError) as error:
+            if not is_loss(error):
+                raise
+            return False
+        return True
 
     def interrupt(self) -> None:
         """End the call that another thread is in."""
@@ -161,6 +171,10 @@ def open_link(
         link.close()
         raise
     return link
+
+
+def _nobody(request: Request, reply: Any) -> None:
+    raise AssertionError("nothing was asked")
 
 
 def is_loss(error: BaseException) -> bool:
@@ -284,6 +298,7 @@ def _shake_hands(
     pipeline = next(talk)
     while True:
         request = commands(*pipeline, effect=Effect.READ)
+        pipeline.clear()  # it may hold the password
         request.deadline_s = deadline_s
         replies = link.ask(request)
         try:

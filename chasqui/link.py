@@ -65,6 +65,8 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         #: The socket below the transport.
         self.sock: socket.socket | None = None
+        #: Why the link was lost, where that is known.
+        self.error: Exception | None = None
         self._pid = os.getpid()
         self._reader = ReplyReader()
 
@@ -168,6 +170,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_retired = True
+        self.error = error
         # The builder of a reply that broke off is free now, not when somebody forgets this link.
         self._reader = ReplyReader()
         if self._inbox is not None:
@@ -297,9 +300,10 @@ async def _shake_hands(link: Link, endpoint: Endpoint, introduction: Introductio
     pipeline = next(talk)
     while True:
         request = commands(*pipeline, effect=Effect.READ)
+        pipeline.clear()  # it may hold the password
         request.outcome = loop.create_future()
         if link.is_retired:
-            raise _hung_up()
+            raise link.error or _hung_up()
         link.send([request])
         replies = await request.outcome
         try:
@@ -317,7 +321,7 @@ def _resolve(link: Link, request: Request, reply: Any) -> None:
 def _fail_first(link: Link) -> None:
     for request in link.inflight:
         if not request.outcome.done():
-            request.outcome.set_exception(_hung_up())
+            request.outcome.set_exception(link.error or _hung_up())
 
 
 def _hung_up() -> Exception:
