@@ -277,8 +277,28 @@ def _db(text: str) -> int:
 
 def _tls_context(files: dict[str, str]) -> ssl.SSLContext:
     """Chain and host name are always checked; whoever wants less passes a context of his own."""
-    context = ssl.create_default_context(cafile=files.get("ssl_ca_certs"))
+    authorities, certificate = files.get("ssl_ca_certs"), files.get("ssl_certfile")
+    if "ssl_keyfile" in files and certificate is None:
+        raise ValueError("redis_url has ssl_keyfile without ssl_certfile")
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except OSError as error:
+        raise ValueError(f"ssl_ca_certs in redis_url cannot be used: {_why(error)}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if certificate := files.get("ssl_certfile"):
-        context.load_cert_chain(certificate, files.get("ssl_keyfile"))
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, files.get("ssl_keyfile"), _no_password)
+        except OSError as error:
+            names = "ssl_certfile and ssl_keyfile" if "ssl_keyfile" in files else "ssl_certfile"
+            raise ValueError(f"{names} in redis_url cannot be used: {_why(error)}") from None
     return context
+
+
+def _no_password() -> str:
+    """Asked for by a key that needs one; otherwise it would be asked for at the terminal."""
+    raise ValueError("ssl_keyfile in redis_url must not be encrypted: there is no password for it")
+
+
+def _why(error: OSError) -> str:
+    """What is wrong with a file of TLS; OpenSSL names none."""
+    return error.strerror or str(error)

@@ -25,7 +25,7 @@ x509_extensions = extensions
 commonName = supplied
 [extensions]
 subjectAltName = {where}
-extendedKeyUsage = serverAuth
+extendedKeyUsage = {usage}
 """
 
 
@@ -40,13 +40,16 @@ def make_authority(folder: Path, name: str) -> Path:
     return certificate
 
 
-def make_certificate(folder: Path, authority: Path, name: str, *, is_expired: bool = False) -> Path:
-    """A server's certificate for a host name or address, with its key in the same file."""
+def make_certificate(
+    folder: Path, authority: Path, name: str, *, is_expired: bool = False, usage: str = "serverAuth"
+) -> Path:
+    """A certificate for a host name or address, with its key in the same file; with
+    `usage="clientAuth"` that of a client."""
     where = f"IP:{name}" if name.replace(".", "").isdigit() else f"DNS:{name}"
     with tempfile.TemporaryDirectory(dir=folder) as made:
         work = Path(made)
         (work / "index").touch()
-        (work / "config").write_text(_CONFIG.format(folder=work, where=where))
+        (work / "config").write_text(_CONFIG.format(folder=work, where=where, usage=usage))
         _openssl(
             *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
             *("-keyout", work / "key", "-out", work / "request", "-subj", "/CN=server"),
