@@ -462,12 +462,11 @@ class _Exchange:
         if provider is None:
             return endpoint
         try:
-            given = _ask_provider(provider, endpoint.host)
+            return endpoint.with_credentials(_ask_provider(provider, endpoint.host))
         except OSError as error:
             if is_loss(error):
                 raise
             raise UnreachableError(f"no credentials for {endpoint}: {error}") from error
-        return endpoint.with_credentials(given)
 
 
 def _settle(request: Request, outcome: Any) -> None:

@@ -74,24 +74,25 @@ def handshake(
     """The first talk with a server: yields pipelines, is sent their replies, returns the profile.
 
     `probe_stream` is where a reader would read; with it the CLAIM form is tried, on a group that
-    does not exist, so that nothing is delivered.
+    does not exist, so that nothing is delivered. Only the pipelines hold the password, and whoever
+    sends one empties it: tools that collect errors keep the variables of each frame too.
     """
-    secret: tuple[str, ...] = ()
-    if username or password is not None:
-        # A user may have no password: without AUTH he would be somebody else, `default`.
-        secret = (username or "default", password.reveal() if password is not None else "")
-    hello: tuple[Any, ...] = ("HELLO", 3, *(("AUTH", *secret) if secret else ()))
-    (answer,) = yield [(*hello, "SETNAME", client_name)]
+    who = ("SETNAME", client_name)
+    # A user may have no password: without AUTH he would be somebody else, `default`.
+    has_auth = bool(username) or password is not None
+    (answer,) = yield [
+        ("HELLO", 3, *(_auth(username or "default", password) if has_auth else ()), *who)
+    ]
     calls: list[tuple[Any, ...]] = []
     if isinstance(answer, ReplyError):
         if not _is_unknown(answer):
             raise _refused(answer)
         # Older than RESP3, or told to refuse it: the same by single commands.
-        if secret:
-            calls.append(("AUTH", *secret) if username else ("AUTH", secret[1]))
-        calls += [("CLIENT", "SETNAME", client_name), ("INFO", "server")]
+        if has_auth:
+            calls.append(_auth(username, password))
+        calls += [("CLIENT", *who), ("INFO", "server")]
         replies = yield calls
-        for reply in (*replies[: 1 if secret else 0], replies[-1]):
+        for reply in (*replies[: 1 if has_auth else 0], replies[-1]):
             if isinstance(reply, ReplyError):
                 raise _refused(reply)
         name, version = _from_info(replies[-1])
@@ -128,6 +129,11 @@ def handshake(
     )
     _warn_if_unsafe(profile)
     return profile
+
+
+def _auth(username: str | None, password: Secret | None) -> tuple[str, ...]:
+    names = (username,) if username else ()
+    return ("AUTH", *names, password.reveal() if password is not None else "")
 
 
 class NotReadyError(ServerError):

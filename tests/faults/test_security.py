@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,18 @@ import redis as redis_py
 
 import chasqui
 from chasqui import ChasquiError, Queue, Worker, scripts, sync
+from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
+from chasqui.connection import Connection
 from chasqui.keys import Keys
-from chasqui.request import Script
+from chasqui.request import Effect, Script
 from tests.faults.fake import FakeServer
 from tests.integration.consuming.conftest import Redis, Running, until
 from tests.proxy import Proxy
 from tests.servers import Server
 
 CANARY = "Kanari-4c1d"
+PACKAGE = Path(chasqui.__file__).parent
 SCHEMES = ["http", "https", "gopher", "ftp", "file", "dict", "javascript", "redis+http", "tcp", ""]
 
 # ── URLs ────────────────────────────────────────────────────────────────────────────────────────
@@ -211,6 +215,44 @@ async def test_nothing_shows_the_password(
     everything = " ".join([*told, caplog.text, printed.out, printed.err])
     assert CANARY not in everything
     assert len(caplog.records) > 0
+
+
+def shown(error: BaseException | None) -> str:
+    """All that a tool sees which keeps the variables of our frames with an error."""
+    seen: list[str] = []
+    while error is not None:
+        seen.append(repr(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+                seen += [f"{frame.f_code.co_name}: {one!r}" for one in frame.f_locals.values()]
+        error = error.__cause__ or error.__context__
+    return "\n".join(seen)
+
+
+@pytest.mark.parametrize("answer", [b"-WRONGPASS no", b"-ERR unknown command", b"-LOADING"])
+async def test_nor_do_the_variables_of_a_traceback(
+    connect: Callable[..., Connection],
+    connect_blocking: Callable[..., BlockingConnection],
+    answer: bytes,
+) -> None:
+    """Wherever the greeting fails."""
+
+    def tell(words: list[bytes]) -> bytes | None:
+        if words[0] == b"HELLO":
+            return answer + b"\r\n"
+        return b"-WRONGPASS no\r\n" if words[0] == b"AUTH" else None
+
+    with FakeServer(tell) as server:
+        url = server.url.replace("//", f"//user:{CANARY}@")
+        connection = connect(url, request_timeout_s=0.3)
+        with pytest.raises(ChasquiError) as refused:
+            await connection.execute("PING", effect=Effect.READ)
+        assert CANARY not in shown(refused.value)
+        blocking = connect_blocking(url, request_timeout_s=0.3)
+        with pytest.raises(ChasquiError) as refused:
+            await asyncio.to_thread(blocking.execute, "PING", effect=Effect.READ)
+        assert CANARY not in shown(refused.value)
+    assert "execute" in shown(refused.value)
 
 
 def test_the_search_for_the_password_would_find_it(caplog: pytest.LogCaptureFixture) -> None:
