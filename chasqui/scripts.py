@@ -11,20 +11,21 @@ from chasqui._core.reply import Builder
 from chasqui.request import Effect, Request, Script
 
 
-def load(name: str) -> Script:
-    """The script of lua/<name>.lua."""
-    source = files("chasqui").joinpath("lua", f"{name}.lua").read_bytes()
+def load(name: str, *before: str) -> Script:
+    """The script of lua/<name>.lua, behind the functions of those that it needs."""
+    folder = files("chasqui").joinpath("lua")
+    source = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in (*before, name))
     # The name Redis gives a script; nothing is protected by it.
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha)
 
 
-ACK: Final = load("ack")
+ACK: Final = load("ack", "owned")
 ADD: Final = load("add")
 ADD_MIXED: Final = load("add_mixed")
-BURY: Final = load("bury")
+BURY: Final = load("bury", "owned")
 CANCEL: Final = load("cancel")
-COMPLETE: Final = load("complete")
+COMPLETE: Final = load("complete", "owned")
 COUNTS: Final = load("counts")
 DELETE_DEAD: Final = load("delete_dead")
 DRAIN: Final = load("drain")
@@ -37,10 +38,10 @@ RECLAIM: Final = load("reclaim")
 RECOVER: Final = load("recover")
 RELEASE: Final = load("release")
 REMOVE_REPEAT: Final = load("remove_repeat")
-RENEW: Final = load("renew")
+RENEW: Final = load("renew", "owned")
 REPLAY: Final = load("replay")
 RESCHEDULE: Final = load("reschedule")
-RETRY: Final = load("retry")
+RETRY: Final = load("retry", "owned")
 SWEEP: Final = load("sweep")
 UPSERT_REPEAT: Final = load("upsert_repeat")
 

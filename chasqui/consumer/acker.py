@@ -33,6 +33,10 @@ AGAIN_S: Final = 0.2
 #: What the scripts answer for an entry.
 NOT_OURS: Final = ord("0")
 NOT_STORED: Final = ord("2")
+#: What XACKDEL answers for one.
+NOT_PENDING: Final = -1
+#: Owns nothing: no consumer has this name.
+NOBODY: Final = " "
 
 
 class Lost(Protocol):
@@ -160,7 +164,8 @@ class Acker:
             or (holdings.missing and not holdings.missing.isdisjoint(batch.ids))
         ):
             batch.is_fenced = True
-            return scripts.call(scripts.ACK, [stream], [*owner, *batch.ids], Effect.IDEMPOTENT)
+            arguments = [self._group, batch.owner, *batch.ids]
+            return scripts.call(scripts.ACK, [stream], arguments, Effect.IDEMPOTENT)
         profile = self._connection.profile
         if profile is not None and profile.xackdel:
             buffer = self._buffer
@@ -221,7 +226,16 @@ class Acker:
 class AckBatch:
     """Acknowledgements on their way; takes their reply."""
 
-    __slots__ = ("_acker", "ids", "is_fenced", "must_fence", "request", "results", "sent_s")
+    __slots__ = (
+        "_acker",
+        "ids",
+        "is_fenced",
+        "must_fence",
+        "owner",
+        "request",
+        "results",
+        "sent_s",
+    )
 
     def __init__(
         self,
@@ -230,6 +244,8 @@ class AckBatch:
         results: list[tuple[bytes, bytes, bytes]] | None = None,
     ) -> None:
         self._acker = acker
+        #: Who must own them, where that is asked.
+        self.owner = acker._consumer_id
         self.ids = ids
         self.results = results
         self.request: Request | None = None
@@ -242,6 +258,12 @@ class AckBatch:
 
     def set_result(self, reply: Any, /) -> None:
         lost: list[bytes] = []
+        if not self.is_fenced and isinstance(reply, list) and NOT_PENDING in reply:
+            # Most are gone. Those whose consumer was deleted under them are left, and nobody's.
+            # What is pending by now was delivered anew.
+            self.must_fence, self.owner = True, NOBODY
+            self._acker._post(self)
+            return
         if self.is_fenced:
             lost = [
                 entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == NOT_OURS
@@ -251,7 +273,7 @@ class AckBatch:
         if self.results is not None and NOT_STORED in reply:
             self._acker._not_stored(reply.count(NOT_STORED))
         self._acker._finished(self, [] if was_repeated else lost)
-        if lost:
+        if lost or (isinstance(reply, int) and reply < len(self.ids)):
             self._acker._on_missing()
 
     def set_exception(self, error: Exception, /) -> None:

@@ -16,8 +16,7 @@ local answers = {}
 local i = 4
 while i <= #ARGV do
   local id, count = ARGV[i], tonumber(ARGV[i + 1])
-  local held = redis.call('XPENDING', key, group, id, id, 1)[1]
-  if held and held[2] == owner then
+  if owns(key, group, owner, id) then
     if keep == '' then
       redis.call('XADD', dead, '*', unpack(ARGV, i + 2, i + 1 + count))
     else

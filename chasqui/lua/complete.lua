@@ -9,8 +9,7 @@
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local answers = {}
 for i = 4, #ARGV, 2 do
-  local held = redis.call('XPENDING', key, group, ARGV[i], ARGV[i], 1)[1]
-  if held and held[2] == owner then
+  if owns(key, group, owner, ARGV[i]) then
     redis.call('XACK', key, group, ARGV[i])
     redis.call('XDEL', key, ARGV[i])
     local stored = redis.pcall('SET', KEYS[i / 2], ARGV[i + 1], 'PX', ARGV[3])

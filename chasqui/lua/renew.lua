@@ -3,6 +3,7 @@
 -- ARGV  1 group   2 consumer   then the ids
 -- Returns the ids that are not the consumer's any more. Deliveries are not counted. What was handed
 -- back meanwhile, as its idle time says, stays free for others. Without the group nothing is anybody's.
+-- An orphan becomes the consumer's again.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local beyond = 864000000
 local lost = {}
@@ -12,7 +13,9 @@ for i = 3, #ARGV do
     return found
   end
   local held = found[1]
-  if not held or held[2] ~= owner then
+  if not held and not found.err and is_orphan(key, group, ARGV[i]) then
+    redis.call('XCLAIM', key, group, owner, 0, ARGV[i], 'FORCE', 'JUSTID')
+  elseif not held or held[2] ~= owner then
     lost[#lost + 1] = ARGV[i]
   elseif held[3] < beyond then
     redis.call('XCLAIM', key, group, owner, 0, ARGV[i], 'JUSTID')

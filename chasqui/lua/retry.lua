@@ -20,8 +20,7 @@ local answers, copied = {}, {}
 local own, traced_s = 5, 0
 for i = 3, #argv, 4 do
   local id, trace = argv[i], argv[i + 3]
-  local held = call('XPENDING', key, group, id, id, 1)[1]
-  if held and held[2] == owner then
+  if owns(key, group, owner, id) then
     local due = now + tonumber(argv[i + 1])
     local ttl = math.ceil(tonumber(argv[i + 1]) / 1000) + 3600
     if trace ~= '' then

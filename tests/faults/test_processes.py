@@ -138,17 +138,20 @@ def test_one_that_takes_its_consumer_along_is_caught(fleet: Fleet) -> None:
 
 @pytest.mark.fault(26)
 def test_a_consumer_that_an_operator_deletes(fleet: Fleet) -> None:
-    """Its jobs are in the stream, and nobody's: a census shows them, XCLAIM brings them back."""
+    """Its jobs are in the stream, and nobody's. A worker that lives makes them its own again;
+    without one a census shows them, and XCLAIM brings them back."""
     fleet.add("hold", 5)
-    worker = fleet.start(
-        "worker", concurrency=2, read_count=5, target="tests.crash.workers:make_hoarding"
-    )
+    target = "tests.crash.workers:make_hoarding"
+    worker = fleet.start("worker", concurrency=2, read_count=5, target=target)
     eventually(lambda: fleet.consumers().get("worker") == 5, "it has them all")
     eventually(lambda: fleet.ledger.count("start") == 2, "two run")
     stream = fleet.keys.stream
     fleet.client.xgroup_delconsumer(stream, DEFAULT_GROUP, "worker")
-    assert fleet.audit().stuck == set(fleet.added)
+    eventually(lambda: fleet.consumers().get("worker") == 5, "it has them again")
+    assert fleet.audit().faults == {}
     worker.kill()
+    fleet.client.xgroup_delconsumer(stream, DEFAULT_GROUP, "worker")
+    assert fleet.audit().stuck == set(fleet.added)
     ids = [entry_id for entry_id, _ in fleet.client.xrange(stream)]
     fleet.client.xclaim(stream, DEFAULT_GROUP, "operator", 0, ids, idle=60_000, force=True)
     assert fleet.audit().faults == {}

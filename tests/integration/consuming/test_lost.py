@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Retry
+from chasqui import Job, Retry, scripts
 from chasqui.consumer.acker import AckBatch
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.relocator import MoveBatch
@@ -386,3 +386,69 @@ async def test_an_entry_that_cannot_be_seen_to_keeps_no_other_from_running(
     await add_raw(None)
     running = start(handler, read_block_ms=20)
     await running.fact(ran.wait())
+
+
+# ── A consumer is deleted ───────────────────────────────────────────────────────────────────────
+
+
+class Fails(Exception):
+    pass
+
+
+@pytest.mark.fault(26)
+@pytest.mark.parametrize("end", ["done", "result", "retried", "buried"])
+@pytest.mark.parametrize("is_renewed", [False, True])
+async def test_a_job_whose_consumer_was_deleted_under_it_comes_to_its_end(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, end: str, is_renewed: bool
+) -> None:
+    """It is in the stream and pending for nobody: whoever runs it sees to it."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    runs = 0
+
+    async def handler(job: Job) -> str | None:
+        nonlocal runs
+        runs += 1
+        begun.set()
+        await gate.wait()
+        if end in ("retried", "buried") and job.attempt == 0:
+            raise Fails
+        return "returned" if end == "result" else None
+
+    running = start(handler, claim_min_idle_ms=LONG_MS, store_results=end == "result")
+    attempts = 1 if end == "buried" else 2
+    added = await queue.add("n", None, attempts=attempts, backoff=10)
+    await running.fact(begun.wait())
+    engine = running.worker._engine
+    assert engine is not None
+    await redis("XGROUP", "DELCONSUMER", keys.stream, DEFAULT_GROUP, engine.config.consumer_id)
+    assert (await redis("XPENDING", keys.stream, DEFAULT_GROUP))[0] == 0
+    if is_renewed:
+
+        async def is_ours_again() -> bool:
+            engine._heartbeat.beat_now()
+            return bool((await redis("XPENDING", keys.stream, DEFAULT_GROUP))[0])
+
+        await until(is_ours_again, "a beat makes it ours again")
+        assert not engine.holdings.lost
+    gate.set()
+    if end == "buried":
+        await running.buried(1)
+    else:
+        await running.completed(1)
+    await until(lambda: at_rest(redis, keys), "nothing is left of it")
+    assert runs == 1 + (end == "retried")
+    if end == "result":
+        assert await running.result(queue, added.id) == "returned"
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("owner", ["", "c"])
+async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(
+    redis: Redis, keys: Keys, owner: str
+) -> None:
+    done = await redis("XADD", keys.stream, "*", "d", "")
+    await redis("XGROUP", "CREATE", keys.stream, "g", "0")
+    await redis("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.stream, ">")
+    other = await redis("XADD", keys.stream, "*", "d", "")
+    await redis("EVAL", scripts.ACK.source, 1, keys.stream, "g", owner, done, other)
+    assert [entry_id for entry_id, _ in await redis("XRANGE", keys.stream, "-", "+")] == [other]
