@@ -26,6 +26,10 @@ StartAt = Callable[..., Running]
 QUICK = ["redis-8.6", "valkey-9", pytest.param("redis-6.2", marks=pytest.mark.long)]
 
 
+#: What is written to a replica that reads nothing, and goes with the process of its primary.
+MORE_THAN_A_SOCKET_HOLDS = 32 * 1024 * 1024
+
+
 async def fine(job: Job) -> None:
     pass
 
@@ -98,6 +102,85 @@ async def test_a_primary_that_is_stopped_and_comes_back(
         assert audit(confirmed, [], left, unknown=[1]).faults == {}
     extra = [n for n in set(done) if done.count(n) > 1]
     print(f"{len(extra)} ran again: their acks had not reached the replica")
+
+
+@pytest.mark.fault(10)
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", QUICK)
+async def test_a_replica_that_lags_behind_takes_over_under_load(
+    kind: str, queue_name: str, start_at: StartAt
+) -> None:
+    """It knows nothing of the last adds and acks. What was confirmed to be there is run, and a
+    worker that holds entries that never were goes on."""
+    durable: list[int] = []
+    done: list[int] = []
+    tried = 0
+
+    async def handler(job: Job) -> None:
+        done.append(job.data["n"])
+        await asyncio.sleep(0.01)
+
+    async def produce(queue: Queue, confirmed: list[int]) -> None:
+        nonlocal tried
+        while True:
+            tried += 1
+            number = tried
+            with contextlib.suppress(ChasquiError):
+                await queue.add("n", {"n": number})
+                confirmed.append(number)
+            await asyncio.sleep(0.005)
+
+    async def grows(numbers: list[int]) -> None:
+        enough = len(numbers) + 20
+
+        async def is_enough() -> bool:
+            return len(numbers) >= enough
+
+        await until(is_enough, "work goes on")
+
+    with Watched(kind, down_after_ms=1000) as group:
+        running = start_at(group.url, handler)
+        async with (
+            Queue(queue_name, redis_url=group.url) as queue,
+            Queue(queue_name, redis_url=group.url, durable="replica") as careful,
+        ):
+            producers = [
+                asyncio.ensure_future(produce(queue, [])),
+                asyncio.ensure_future(produce(careful, durable)),
+            ]
+            try:
+                await grows(durable)
+                old = group.primary
+                replica = next(m for m in group.members if m is not old)
+                os.kill(replica.pid, signal.SIGSTOP)
+                with redis_py.Redis.from_url(old.url) as client:
+                    client.set("more", b"x" * MORE_THAN_A_SOCKET_HOLDS)
+                await grows(done)  # which nobody will remember
+                old.kill()
+                os.kill(replica.pid, signal.SIGCONT)
+
+                async def is_replaced() -> bool:
+                    return await asyncio.to_thread(lambda: group.primary) is not old
+
+                await until(is_replaced, "another one is the primary")
+                await grows(done)
+            finally:
+                for producer in producers:
+                    producer.cancel()
+                await asyncio.wait(producers)
+
+            async def all_done() -> bool:
+                return set(durable) <= set(done)
+
+            await until(all_done, "all that was confirmed is done")
+
+            async def is_empty() -> bool:
+                found = await asyncio.to_thread(Census.take, group.primary.url, queue_name)
+                return found.is_empty
+
+            await until(is_empty, "nothing is left that nobody runs")
+            await running.stop()
 
 
 def lag(kind: str, private_server: Callable[..., Server], queue_name: str, durable: bool) -> None:

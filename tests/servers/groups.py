@@ -83,8 +83,8 @@ class Watched(_Group):
             self.members.append(Server(kind, repl_diskless_sync_delay="0"))
             port = self.members[0].port
             for _ in range(replicas):
-                settings = {"repl_diskless_sync_delay": "0", "replicaof": f"127.0.0.1 {port}"}
-                self.members.append(Server(kind, **settings))
+                self.members.append(Server(kind, repl_diskless_sync_delay="0"))
+                _must(self.members[-1], f"REPLICAOF 127.0.0.1 {port}")
             watch = (port, sentinels // 2 + 1, down_after_ms)
             self._sentinels = [_Sentinel(kind, *watch) for _ in range(sentinels)]
             self.members += self._sentinels
