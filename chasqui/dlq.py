@@ -325,7 +325,7 @@ def delete(
 
 
 def _deletion(keys: Keys, entries: list[Entry]) -> Request:
-    names, words = [keys.dlq], list[bytes | int]()
+    names, words = [keys.dlq, keys.unique("")], list[bytes | int]()
     for entry in entries:
         names += (keys.unique(entry.job_id), keys.dlid(entry.job_id))
         words += (entry.id, entry.created_at_ms if entry.fault is None else b"")

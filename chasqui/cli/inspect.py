@@ -16,7 +16,8 @@ def inspect(
 ) -> None:
     """Show how much a queue holds.
 
-    Depth counts waiting and pending jobs; pending ones were handed to a worker and are not done.
+    Depth counts waiting and pending jobs; pending ones were handed to a worker and are not done, or
+    were handed back and wait for the next. Live workers were seen in the last minute.
 
     Example: chasqui inspect emails
     """

@@ -41,9 +41,10 @@ def job(
 ) -> None:
     """Show one job: its state, data, attempts, and the events that are left of it.
 
-    States: waiting, also if a worker handed it back; pending, a worker has it; delayed, until it is
-    due or retried; dlq; completed, if a result or an event tells so. Attempts count finished runs,
-    since the last replay if there was one. Without any trace of it: unknown, and exit code 1.
+    States: waiting, also if a worker handed it back; pending, a worker has it and renewed its lease
+    idle_ms ago; delayed, until it is due or retried; dlq; completed, if a result or an event tells
+    so. Attempts count finished runs, since the last replay if there was one. Without any trace of
+    it: unknown, and exit code 1.
 
     Example: chasqui job emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """

@@ -98,6 +98,9 @@ CASES = {
     "replay": Case(
         scripts.REPLAY, lambda queue, *_: queue.replay_dlq(), "get set del xadd xdel xrange"
     ),
+    "delete": Case(
+        scripts.DELETE_DEAD, lambda queue, *_: queue.delete_dlq(), "get del xdel xrange"
+    ),
     "repeat": Case(
         scripts.UPSERT_REPEAT,
         lambda queue, *_: queue.upsert_repeatable_job("mail", 2, repeat=EVERY, key=SPEC),
