@@ -49,6 +49,7 @@ class BatchDispatcher(Dispatcher):
             await self._rest()
             return
         slot.started_ns = clock.boot_ns()
+        slot.name = entry.name
         try:
             slot.entries = entries = await self._gather(slot, entry)
             holdings = self._holdings

@@ -285,6 +285,7 @@ class Dispatcher:
         events = self._events
         holdings = self._holdings
         slot.started_ns = started_ns = clock.boot_ns()
+        slot.name = name
         slot.entry = entry
         if (holdings.lost or started_ns > holdings.alive_until_ns) and not await self._is_ours(
             entry

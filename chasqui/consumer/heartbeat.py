@@ -70,12 +70,12 @@ class Heartbeat:
         period_s = self._holdings.lease_s / 3
         wait_s = period_s
         while True:
-            due_s = time.monotonic() + wait_s
+            since_ns, due_s = clock.boot_ns(), time.monotonic() + wait_s
             self._wake.wait(wait_s)
             self._wake.clear()
             if self._is_stopped:
                 return
-            self._look_back(time.monotonic() - due_s)
+            self._look_back(time.monotonic() - due_s, since_ns)
             try:
                 self.run_once()
                 wait_s = period_s
@@ -103,12 +103,13 @@ class Heartbeat:
         self._holdings.renewed(started_s)
         return len(ids)
 
-    def _look_back(self, late_s: float) -> None:
+    def _look_back(self, late_s: float, since_ns: int) -> None:
         """Tell if we could not run before the leases were over, though the machine was awake: this
         clock stands still while it sleeps."""
         if late_s < self._holdings.lease_s / 3 or self._holdings.is_alive:
             return
-        if names := self._holdings.running_names():
+        # A thread that waits for the GIL may get it after a run that kept it has ended.
+        if names := self._holdings.running_names(since_ns):
             self._standstills.warn(
                 "leases of queue %s lapsed while this ran: %s. No other thread could run for "
                 "%.1f s: a handler kept the GIL, or the process was stopped. Another worker may "

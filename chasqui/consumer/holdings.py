@@ -19,12 +19,14 @@ SHOWN_NAMES: Final = 5
 class Slot:
     """A place for one running job, or for one batch of them."""
 
-    __slots__ = ("context", "entries", "entry", "started_ns")
+    __slots__ = ("context", "entries", "entry", "name", "started_ns")
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
         #: Where jobs run in batches: those that run now.
         self.entries: tuple[Entry, ...] = ()
+        #: Of the run that goes on or, if none does, of the last one.
+        self.name = ""
         self.started_ns = 0
         #: What every run's context begins as: that of whoever runs the worker, and this slot.
         self.context = copy_context()
@@ -101,10 +103,11 @@ class Holdings:
         ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]
         return ids + [entry.id for slot in self.slots for entry in slot.entries]
 
-    def running_names(self) -> list[str]:
-        """Of the jobs that run; a few of them, each once."""
-        running = {one.name for slot in self.slots for one in (slot.entry, *slot.entries) if one}
-        return sorted(running)[:SHOWN_NAMES]
+    def running_names(self, since_ns: int) -> list[str]:
+        """Of the jobs that run or, if none does, that have begun since; a few of them."""
+        running = {slot.name for slot in self.slots if slot.entry or slot.entries}
+        begun = {slot.name for slot in self.slots if slot.started_ns > since_ns}
+        return sorted(running or begun)[:SHOWN_NAMES]
 
     def busy_ids(self) -> list[bytes]:
         """All but those that wait for a slot: they cannot be handed back."""
