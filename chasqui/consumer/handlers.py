@@ -49,7 +49,7 @@ class Handlers:
             else:
                 check_int(what, numbers, 1, high)
         #: What all plain functions share.
-        self._threads = ThreadPool(threads, THREAD_NAME)
+        self._threads = ThreadPool(threads, THREAD_NAME, queue)
         self._processes = processes
         self._process_pools: list[ProcessPool] = []
         self._timeouts = timeout_ms
@@ -104,7 +104,7 @@ class Handlers:
             count = count.get(name)
         if count is not None:
             _check_picklable(handler, name)
-            pool = ProcessPool(handler, count)
+            pool = ProcessPool(handler, count, self._queue)
             self._process_pools.append(pool)
             return _InProcess(pool, self._queue)
         if is_coroutine_function(handler):

@@ -6,44 +6,68 @@ come, and goes on until its function returns.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+
+from chasqui.consumer.complaints import Complaints
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait before asking again for a thread or a process that was not to be had.
+AGAIN_S: Final = 1.0
 
 
 class ThreadPool:
     """Runs functions in an executor, which it makes when it is first needed."""
 
-    def __init__(self, places: int, name: str) -> None:
+    def __init__(self, places: int, name: str, queue: str) -> None:
         """`places` is how many functions run at once, `name` what their threads' names start
         with."""
         self._places = places
         self._name = name
+        self._queue = queue
         self._room = asyncio.Semaphore(places)
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: _Executor | None = None
         #: Runs that somebody waits for, of each executor that has not come to its end.
-        self._awaited: dict[ThreadPoolExecutor, int] = {}
+        self._awaited: dict[_Executor, int] = {}
+        self._complaints = Complaints(logger, queue)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._places, self._name)
-        executor = self._executor
-        self._awaited[executor] = self._awaited.get(executor, 0) + 1
-        try:
-            future = executor.submit(function, *arguments)
+        """What the function returns. Where there is no thread to be had it waits for one."""
+        while True:
+            if self._executor is None:
+                self._executor = _Executor(self._places, self._name)
+            executor = self._executor
+            self._awaited[executor] = self._awaited.get(executor, 0) + 1
             try:
-                return await asyncio.wrap_future(future)
+                future = self._submit(executor, function, *arguments)
+                if future is not None:
+                    return await asyncio.wrap_future(future)
             except asyncio.CancelledError:
-                if not future.cancel() and not future.done():
+                if future is not None and not future.cancel() and not future.done():
                     self._give_up(executor)
                 raise
-        finally:
-            if executor in self._awaited:  # else it was closed meanwhile
-                self._awaited[executor] -= 1
-                if executor is not self._executor and not self._awaited[executor]:
-                    self._end(executor)
+            finally:
+                if executor in self._awaited:  # else it was closed meanwhile
+                    self._awaited[executor] -= 1
+                    if executor is not self._executor and not self._awaited[executor]:
+                        self._end(executor)
+            await asyncio.sleep(AGAIN_S)
+
+    def _submit(
+        self, executor: "_Executor", function: Callable[..., Any], *arguments: Any
+    ) -> Future[Any] | None:
+        try:
+            return executor.submit(function, *arguments)
+        except RuntimeError as error:
+            self._complaints.warn(
+                "a handler of queue %s waits for a thread: %s", self._queue, error
+            )
+            self._give_up(executor)  # it has queued the function all the same
+            return None
 
     def place(self) -> "Place":
         """A place, once there is one: what runs with it begins at once."""
@@ -55,13 +79,24 @@ class ThreadPool:
         for executor in list(self._awaited):
             self._end(executor)
 
-    def _give_up(self, executor: ThreadPoolExecutor) -> None:
+    def _give_up(self, executor: "_Executor") -> None:
         if self._executor is executor:
             self._executor = None
 
-    def _end(self, executor: ThreadPoolExecutor) -> None:
+    def _end(self, executor: "_Executor") -> None:
         self._awaited.pop(executor, None)
         executor.shutdown(wait=False, cancel_futures=True)
+
+
+class _Executor(ThreadPoolExecutor):
+    """Where no further thread can be started, those that there are do the work."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 class Place:

@@ -22,6 +22,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
+from chasqui.consumer.complaints import Complaints
+from chasqui.consumer.pool import AGAIN_S
 from chasqui.consumer.runs import CANCEL_S, described, text_of, traceback_of
 from chasqui.errors import BatchError, UnrecoverableError
 
@@ -44,8 +46,10 @@ _SPAWN: Final = multiprocessing.get_context("spawn")
 class ProcessPool:
     """Runs one handler in processes, which it starts when they are first needed."""
 
-    def __init__(self, handler: Callable[[Any], Any], places: int) -> None:
+    def __init__(self, handler: Callable[[Any], Any], places: int, queue: str) -> None:
         """`places` is how many processes there are at most."""
+        self._queue = queue
+        self._complaints = Complaints(logger, queue)
         self._handler = pickle.dumps(handler)
         self._places = places
         self._room = asyncio.Semaphore(places)
@@ -102,9 +106,16 @@ class ProcessPool:
     async def _start(self) -> "_Process":
         while len(self._living) >= self._places:  # one of them is about to go
             await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
-        process = _Process(self._handler)
-        self._living.add(process)
-        return process
+        while True:
+            try:
+                process = _Process(self._handler)
+            except OSError as error:
+                text = "a handler of queue %s waits for a process: %s"
+                self._complaints.warn(text, self._queue, error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._living.add(process)
+                return process
 
     def _end(self, process: "_Process") -> None:
         """Have it ended; it leaves room for another when it is gone."""

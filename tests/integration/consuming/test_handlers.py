@@ -73,6 +73,53 @@ async def test_plain_functions_run_in_threads_side_by_side(queue: Queue, start: 
     assert all("chasqui-handler" in name for name in names)
 
 
+@ONE_SERVER
+@pytest.mark.parametrize("had", [0, 1])
+async def test_a_job_waits_for_a_thread_that_cannot_be_started(
+    queue: Queue,
+    start: Start,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    had: int,
+) -> None:
+    """It has not run, so it has not failed; and it runs once. One that is there does the work."""
+    ran: list[int] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    def handler(job: Job) -> None:
+        if job.data == 0:
+            begun.set()
+            gate.wait(60)
+        ran.append(job.data)
+
+    start_thread = threading.Thread.start
+    refused = threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if "chasqui-handler" in thread.name:
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    running = start(handler, threads=2)
+    try:
+        if had:
+            await queue.add("n", 0)
+            await asyncio.to_thread(begun.wait, 60)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            await queue.add("n", 1, attempts=1)
+            await asyncio.to_thread(refused.wait, 60)
+            if had:
+                gate.set()
+                await running.completed(2)
+    finally:
+        gate.set()
+    await running.completed(had + 1)
+    assert sorted(ran) == [0, 1][1 - had :]
+    assert ("waits for a thread: can't start new thread" in caplog.text) == (not had)
+
+
 @pytest.mark.slow
 @ONE_SERVER
 async def test_processes_run_plain_and_async_functions(queue: Queue, start: Start) -> None:

@@ -132,6 +132,28 @@ async def test_a_process_that_died_idle_costs_no_job_an_attempt(
     assert await running.fact(job.result()) not in (pid, os.getpid())
 
 
+async def test_a_job_waits_for_a_process_that_cannot_be_started(
+    queue: Queue,
+    start: Start,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has not run, so it has not failed."""
+
+    def refuse(*arguments: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    async def is_told() -> bool:
+        return "waits for a process: Resource temporarily unavailable" in caplog.text
+
+    running = start(handlers.double, processes=1, store_results=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+        job = await queue.add("n", 4, attempts=1)
+        await until(is_told, "it is told")
+    assert await running.fact(job.result()) == 8
+
+
 @pytest.mark.both_loops
 async def test_a_process_is_used_again(queue: Queue, start: Start) -> None:
     running = start(handlers.process_id, processes=2, concurrency=1, store_results=True)
