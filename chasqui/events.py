@@ -1,7 +1,9 @@
 """Lifecycle events in the queue's events stream: best effort, never in a job's way.
 
 They are encoded into one buffer and leave with the acknowledgements; the stream is trimmed once per
-flush instead of by every XADD. While there is no link they are dropped.
+flush instead of by every XADD. While there is no link they are dropped. How a job ended is not:
+whoever waits for it must hear of it. So `completed` is a part of the acknowledgement, which the
+acker sends, and `dlq` a part of the move to the dead-letter queue, which the relocator makes.
 """
 
 import asyncio
@@ -54,8 +56,10 @@ class EventWriter:
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
         self._replies = _Replies(keys.queue)
-        #: Called before events are sent: what they tell of must be on its way before them.
-        self.before_send: Callable[[], object] = lambda: None
+        #: Takes the replies to events that somebody else sent.
+        self.take_replies = self._replies.set_result
+        #: Called when it is time for `run_once`, by one who calls that and may send more behind it.
+        self.on_due: Callable[[], object] = self.run_once
 
     def active(self, entry: Entry) -> None:
         xadd_run_event(
@@ -63,15 +67,6 @@ class EventWriter:
         )
         if self._timer is None:
             self._arm()
-
-    def completed(self, entry: Entry, duration_us: int) -> None:
-        buffer = self._buffer
-        ts_ms = time.time_ns() // 1_000_000
-        xadd_run_event(buffer, self._key, COMPLETED, entry, ts_ms, entry.attempt + 1, duration_us)
-        if self._timer is None:
-            self._arm()
-        elif len(buffer) >= FLUSH_BYTES:
-            self.run_once()
 
     def failed(
         self, job_id: str, name: str, attempt: int, reason: str, duration_us: int | None
@@ -85,9 +80,6 @@ class EventWriter:
         self._write(
             RETRY_SCHEDULED, job_id, name, (EVENT_ATTEMPT, attempt, EVENT_BACKOFF_MS, backoff_ms)
         )
-
-    def dlq(self, job_id: str, name: str, attempt: int, reason: str) -> None:
-        self._write(DLQ, job_id, name, (EVENT_ATTEMPT, attempt, REASON, reason))
 
     def waiting(self, job_id: str, name: str) -> None:
         self._write(WAITING, job_id, name, ())
@@ -104,7 +96,6 @@ class EventWriter:
         count = buffer.commands
         if count == 0:
             return 0
-        self.before_send()
         if self._connection.is_connected:
             buffer.command(b"XTRIM", self._key, b"MAXLEN", b"~", EVENTS_KEPT)
             request = Request(bytes(buffer), Effect.ONCE, count=count + 1, raises=False)
@@ -125,7 +116,7 @@ class EventWriter:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.run_once()
+        self.on_due()
 
 
 class _Replies:

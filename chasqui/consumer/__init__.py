@@ -110,10 +110,13 @@ class Engine:
             "on_missing": self._look_again,
         }
         names = (self.connection, keys, config.group, config.consumer_id)
-        self._acker = Acker(*names, config.result_ttl_ms, **shared)
-        self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared)
+        self._acker = Acker(
+            *names, config.result_ttl_ms, **shared, events=self.events, metrics=self.metrics
+        )
+        tells = self.events is not None
+        self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared, tells=tells)
         if self.events is not None:
-            self.events.before_send = self._acker.run_once
+            self.events.on_due = self._acker.run_once
         kind = Dispatcher if config.batch is None else BatchDispatcher
         self._dispatcher = kind(
             config,
@@ -373,8 +376,6 @@ class Engine:
             logger.info(text, queue, released, extra=fields)
 
     async def _flush(self) -> None:
-        if self.events is not None:
-            self.events.run_once()
         await self._acker.drain()
         await self._relocator.drain()
         if self.events is not None:

@@ -1,35 +1,53 @@
-"""The acker: finished entries leave the stream in batches, with what their handlers returned.
+"""The acker: finished entries leave the stream in batches, with what their handlers returned, and
+whoever waits for them is told.
 
-While the lease is certain an acknowledgement is a plain XACKDEL. Once it may have lapsed, a script
-checks for each entry that it is still ours: a late answer must not take a job from its new owner.
-What cannot be sent is kept and tried again, through that script.
+While the lease is certain an acknowledgement is a plain XACKDEL, and behind it in the same request
+goes what tells that the jobs are done: after a lost link all of it is sent again. Once the lease
+may have lapsed, a script checks for each entry that it is still ours and tells only then: a late
+answer must not take a job from its new owner, nor tell that it is done. What returned something
+always goes by that script. What cannot be sent is kept and tried again, through the script.
 """
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import xackdel
+from chasqui._core.command import cut, evalsha, xackdel, xadd_run_event
+from chasqui._core.entry import Entry
+from chasqui._core.reply import INCOMPLETE, ReplyError, ReplyReader
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import AuthenticationError, ServerError
-from chasqui.keys import Keys
+from chasqui.events import COMPLETED, EventWriter
+from chasqui.keys import (
+    EVENT_ATTEMPT,
+    EVENT_DURATION_US,
+    EVENT_JOB_ID,
+    EVENT_TS,
+    NAME,
+    Keys,
+)
+from chasqui.metrics import JobOutcome, MetricsSink, OutcomeKind
 from chasqui.request import Effect, Request
+from chasqui.server import ServerProfile, exception_for
 
 logger = logging.getLogger(__name__)
 
 #: An acknowledgement waits at most this long for others to share its command.
 ACK_IDLE_S: Final = 0.005
 ACK_BATCH: Final = 1000
-#: Results are moved by a script: fewer at a time, not to hold the server up.
+#: Results are moved by a script: fewer at a time and not too many bytes, not to hold the server up.
 RESULT_BATCH: Final = 100
+RESULT_BYTES: Final = 1 << 20
 AGAIN_S: Final = 0.2
+#: How long a batch waits, not yet encoded, while more is written than the server takes.
+CONGESTED_S: Final = 0.01
 #: What the scripts answer for an entry.
 NOT_OURS: Final = ord("0")
 NOT_STORED: Final = ord("2")
@@ -37,6 +55,9 @@ NOT_STORED: Final = ord("2")
 NOT_PENDING: Final = -1
 #: Owns nothing: no consumer has this name.
 NOBODY: Final = " "
+
+#: What COMPLETE writes into a job's event: job id, ts, name, attempt, duration_us; or nothing.
+Told: TypeAlias = tuple[Any, ...]
 
 
 class Lost(Protocol):
@@ -56,6 +77,9 @@ class Acker:
         holdings: Holdings,
         on_lost: Lost,
         on_missing: Callable[[], None],
+        *,
+        events: EventWriter | None,
+        metrics: MetricsSink | None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -67,13 +91,22 @@ class Acker:
         self._on_lost = on_lost
         #: Called when entries were not ours and may have been delivered to us again since.
         self._on_missing = on_missing
+        self._events = events
+        self._metrics = metrics
         self._ids: list[bytes] = []
-        self._results: list[tuple[bytes, bytes, bytes]] = []  # entry id, key, value
+        #: The XADD of an event for each of them, if there are events.
+        self._told = CommandBuffer()
+        self._results: list[tuple[bytes, bytes, bytes, Told]] = []  # entry id, key, value, event
+        self._result_bytes = 0
+        #: By entry id, where it was not certain that the run counts: not told before that is known.
+        self._outcomes: dict[bytes, JobOutcome] = {}
         self._inflight: set[AckBatch] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
         self._buffer = CommandBuffer()
+        #: The link whose server has seen the source of ACK.
+        self._taught: ServerProfile | None = None
         self.complaints = Complaints(logger, keys.queue)
         holdings.others.append(self.ids)
 
@@ -86,41 +119,78 @@ class Acker:
         # In the order in which they move on, so that the heartbeat's thread misses none.
         ids, results = tuple(self._ids), tuple(self._results)
         batches = [batch.ids for batch in tuple(self._inflight)]
-        return itertools.chain(ids, (entry_id for entry_id, _, _ in results), *batches)
+        return itertools.chain(ids, (one[0] for one in results), *batches)
 
-    def done(self, entry_id: bytes) -> None:
+    def done(self, entry: Entry, duration_us: int) -> None:
         """The entry's run is over and nothing is to be kept of it."""
         ids = self._ids
-        ids.append(entry_id)
+        ids.append(entry.id)
+        if self._events is not None:
+            key, ts_ms = self._keys.events, time.time_ns() // 1_000_000
+            xadd_run_event(self._told, key, COMPLETED, entry, ts_ms, entry.attempt + 1, duration_us)
+        if self._metrics is not None:
+            self._count(entry, duration_us)
         if len(ids) >= ACK_BATCH:
             self.run_once()
         elif self._timer is None:
             self._arm(ACK_IDLE_S)
 
-    def done_with_result(self, entry_id: bytes, job_id: str, result: bytes) -> None:
+    def done_with_result(self, entry: Entry, duration_us: int, job_id: str, result: bytes) -> None:
         """The same, with a return value to store."""
-        self._results.append((entry_id, self._keys.result(job_id), result))
-        if len(self._results) >= RESULT_BATCH:
+        told: Told = ()
+        if self._events is not None:
+            ts_ms = time.time_ns() // 1_000_000
+            told = job_id, ts_ms, entry.name, entry.attempt + 1, duration_us
+        self._results.append((entry.id, self._keys.result(job_id), result, told))
+        self._result_bytes += len(result)
+        if self._metrics is not None:
+            self._count(entry, duration_us)
+        if len(self._results) >= RESULT_BATCH or self._result_bytes >= RESULT_BYTES:
             self.run_once()
         elif self._timer is None:
             self._arm(ACK_IDLE_S)
+
+    def _count(self, entry: Entry, duration_us: int) -> None:
+        assert self._metrics is not None
+        outcome = JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, entry.name)
+        if self._are_ours((entry.id,), self._holdings.sure_for_s):
+            self._metrics.job_outcome(outcome)
+        else:
+            self._outcomes[entry.id] = outcome
+
+    def _count_doubtful(self, ids: list[bytes], lost: list[bytes]) -> None:
+        """Tell which runs count after all, now that the server has said whose they were."""
+        if self._metrics is not None and self._outcomes:
+            for entry_id in ids:
+                outcome = self._outcomes.pop(entry_id, None)
+                if outcome is not None and entry_id not in lost:
+                    self._metrics.job_outcome(outcome)
 
     def run_once(self) -> int:
         """Send what has gathered; how many entries that was."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        count = 0
-        while self._results:
-            part, self._results = self._results[:RESULT_BATCH], self._results[RESULT_BATCH:]
-            count += len(part)
-            self._post(AckBatch(self, [entry_id for entry_id, _, _ in part], part))
+        if self._events is not None:
+            self._events.run_once()  # that a run began is told before that it is over
+        batches = list(self._gathered())
+        self._inflight.update(batches)
         if self._ids:
-            ids, self._ids = self._ids, []
-            count += len(ids)
-            for start in range(0, len(ids), ACK_BATCH):
-                self._post(AckBatch(self, ids[start : start + ACK_BATCH]))
-        return count
+            self._ids = []
+            self._told.clear()
+        if self._results:
+            self._results, self._result_bytes = [], 0
+        for batch in batches:
+            self._post(batch)
+        return sum(len(batch.ids) for batch in batches)
+
+    def _gathered(self) -> Iterator["AckBatch"]:
+        for part in cut([value for _, _, value, _ in self._results], RESULT_BATCH, RESULT_BYTES):
+            results = self._results[part]
+            ids = [entry_id for entry_id, _, _, _ in results]
+            yield AckBatch(self, ids, results=results)
+        if self._ids:
+            yield AckBatch(self, self._ids, told=bytes(self._told))
 
     async def drain(self) -> None:
         """Send everything and wait until the server has confirmed it."""
@@ -137,47 +207,86 @@ class Acker:
 
     def _post(self, batch: "AckBatch") -> None:
         self._empty.clear()
-        self._inflight.add(batch)
+        connection = self._connection
+        if connection.is_congested and not connection.is_closed:
+            asyncio.get_running_loop().call_later(CONGESTED_S, self._again, batch)
+            return
         try:
             batch.request = self._request(batch)
-            self._connection.post(batch.request, batch)
+            connection.post(batch.request, batch)
         except Exception as error:
             batch.set_exception(error)
 
     def _request(self, batch: "AckBatch") -> Request:
-        stream = self._keys.stream
-        owner = [self._group, self._consumer_id]
-        if batch.results is not None:
-            keys = [stream, *(key for _, key, _ in batch.results)]
-            pairs = [part for entry_id, _, value in batch.results for part in (entry_id, value)]
-            arguments: list[Any] = [*owner, self._result_ttl_ms, *pairs]
-            batch.is_fenced = True
-            return scripts.call(scripts.COMPLETE, keys, arguments, Effect.IDEMPOTENT)
+        sure_for_s = self._holdings.sure_for_s
+        batch.is_fenced = (
+            batch.results is not None
+            or batch.must_fence
+            or not self._are_ours(batch.ids, sure_for_s)
+        )
+        return self._fenced(batch) if batch.is_fenced else self._plain(batch, sure_for_s)
+
+    def _are_ours(self, ids: Sequence[bytes], sure_for_s: float) -> bool:
+        """Whether these entries are ours for certain, and for long enough to tell the server: too
+        short a time would only make the connection give up on one that is slow."""
         holdings = self._holdings
-        sure_for_s = holdings.sure_for_s
-        # Too short a time would only make the connection give up on a server that is slow. And a
-        # beat may have come between the end of a run and this: the leases are certain again, but
-        # what had been taken over before that is not ours.
-        if (
-            batch.must_fence
-            or sure_for_s < holdings.lease_s / 6
-            or (holdings.missing and not holdings.missing.isdisjoint(batch.ids))
-        ):
-            batch.is_fenced = True
-            arguments = [self._group, batch.owner, *batch.ids]
-            return scripts.call(scripts.ACK, [stream], arguments, Effect.IDEMPOTENT)
+        # A beat may have come since the end of a run: the leases are certain again, but what had
+        # been taken over before that is not ours.
+        return sure_for_s >= holdings.lease_s / 6 and (
+            not holdings.missing or holdings.missing.isdisjoint(ids)
+        )
+
+    def _fenced(self, batch: "AckBatch") -> Request:
+        keys = [self._keys.stream]
+        is_told = self._events is not None and (batch.results is not None or bool(batch.told))
+        events = self._keys.events if is_told else b""
+        arguments: list[Any] = [self._group, batch.owner, self._result_ttl_ms, events]
+        if batch.results is not None:
+            for entry_id, key, value, told in batch.results:
+                keys.append(key)
+                arguments += (entry_id, value, *told)
+        else:
+            all_told = _parsed(batch.told) if batch.told else itertools.repeat((), len(batch.ids))
+            for entry_id, told in zip(batch.ids, all_told, strict=True):
+                arguments += (entry_id, b"", *told)
+        return scripts.call(scripts.COMPLETE, keys, arguments, Effect.IDEMPOTENT)
+
+    def _plain(self, batch: "AckBatch", sure_for_s: float) -> Request:
+        buffer, script = self._buffer, None
         profile = self._connection.profile
         if profile is not None and profile.xackdel:
-            buffer = self._buffer
-            xackdel(buffer, stream, self._group_bytes, batch.ids)
-            # Not sent again for longer than the lease is certain: then the fence must decide.
-            request = Request(bytes(buffer), Effect.IDEMPOTENT, timeout_s=sure_for_s)
-            buffer.clear()
-            return request
-        arguments = [self._group, "", *batch.ids]
-        return scripts.call(
-            scripts.ACK, [stream], arguments, Effect.IDEMPOTENT, timeout_s=sure_for_s
+            xackdel(buffer, self._keys.stream, self._group_bytes, batch.ids)
+        else:
+            script = scripts.ACK
+            evalsha(buffer, script.sha, [self._keys.stream], [self._group, *batch.ids])
+        request = Request(
+            bytes(buffer) + batch.told,
+            Effect.IDEMPOTENT,
+            count=1 + (len(batch.ids) if batch.told else 0),
+            script=script,
+            raises=not batch.told,
+            timeout_s=sure_for_s,  # not sent again after that: then the fence must decide
         )
+        buffer.clear()
+        if script is not None and batch.told and (profile is None or profile is not self._taught):
+            # A script that a server does not know is sent again only if it is alone.
+            request.send_source()
+            self._taught = profile
+        return request
+
+    def _answered(self, batch: "AckBatch", flags: Any) -> None:
+        lost: list[bytes] = []
+        if batch.is_fenced:
+            pairs = zip(batch.ids, flags, strict=True)
+            lost = [entry_id for entry_id, flag in pairs if flag == NOT_OURS]
+            if NOT_STORED in flags:
+                self._not_stored(flags.count(NOT_STORED))
+        self._count_doubtful(batch.ids, lost)
+        # After a repeat a missing entry may well be one that the first try acknowledged.
+        was_repeated = batch.must_fence or (batch.request is not None and batch.request.is_in_doubt)
+        self._finished(batch, [] if was_repeated else lost)
+        if lost or (isinstance(flags, int) and flags < len(batch.ids)):
+            self._on_missing()
 
     def _finished(self, batch: "AckBatch", lost: list[bytes]) -> None:
         self._inflight.discard(batch)
@@ -191,6 +300,7 @@ class Acker:
         """It may or may not have been applied: ask again, for those that are still ours."""
         if self._connection.is_closed or "NOGROUP" in str(error):
             # With the group went what we held: it is delivered anew if it is still in the stream.
+            self._count_doubtful(batch.ids, batch.ids)
             self._finished(batch, [])
             self._on_missing()
             return
@@ -207,6 +317,7 @@ class Acker:
             fields = {"queue": self._keys.queue, "acks": len(batch.ids)}
             logger.debug("%d acks are sent again: %s", len(batch.ids), error, extra=fields)
         batch.must_fence = True
+        batch.request = None  # it is encoded anew: many may wait, and only once in memory
         loop = asyncio.get_running_loop()
         loop.call_later(AGAIN_S, self._again, batch)
 
@@ -234,47 +345,62 @@ class AckBatch:
         "owner",
         "request",
         "results",
-        "sent_s",
+        "told",
     )
 
     def __init__(
         self,
         acker: Acker,
         ids: list[bytes],
-        results: list[tuple[bytes, bytes, bytes]] | None = None,
+        *,
+        results: list[tuple[bytes, bytes, bytes, Told]] | None = None,
+        told: bytes = b"",
     ) -> None:
         self._acker = acker
         #: Who must own them, where that is asked.
         self.owner = acker._consumer_id
         self.ids = ids
         self.results = results
+        #: Without results: an XADD for each of the ids, or nothing.
+        self.told = told
         self.request: Request | None = None
         self.is_fenced = False
         self.must_fence = False
-        self.sent_s = time.monotonic()
 
     def done(self) -> bool:
         return False
 
     def set_result(self, reply: Any, /) -> None:
-        lost: list[bytes] = []
+        acker = self._acker
+        if self.told and not self.is_fenced:
+            reply, *of_events = reply
+            if type(reply) is ReplyError:
+                self.set_exception(exception_for(reply))
+                return
+            assert acker._events is not None
+            acker._events.take_replies(of_events)
         if not self.is_fenced and isinstance(reply, list) and NOT_PENDING in reply:
             # Most are gone. Those whose consumer was deleted under them are left, and nobody's.
-            # What is pending by now was delivered anew.
-            self.must_fence, self.owner = True, NOBODY
-            self._acker._post(self)
+            # What is pending by now was delivered anew. All of it is told.
+            self.must_fence, self.owner, self.told = True, NOBODY, b""
+            acker._post(self)
             return
-        if self.is_fenced:
-            lost = [
-                entry_id for entry_id, flag in zip(self.ids, reply, strict=True) if flag == NOT_OURS
-            ]
-        # After a repeat a missing entry may well be one that the first try acknowledged.
-        was_repeated = self.must_fence or (self.request is not None and self.request.is_in_doubt)
-        if self.results is not None and NOT_STORED in reply:
-            self._acker._not_stored(reply.count(NOT_STORED))
-        self._acker._finished(self, [] if was_repeated else lost)
-        if lost or (isinstance(reply, int) and reply < len(self.ids)):
-            self._acker._on_missing()
+        acker._answered(self, reply)
 
     def set_exception(self, error: Exception, /) -> None:
         self._acker._failed(self, error)
+
+
+def _parsed(events: bytes) -> Iterator[Told]:
+    """What COMPLETE takes of each event, from their encoded XADDs."""
+    reader = ReplyReader()
+    reader.feed(events)
+    while (words := reader.read(None)) is not INCOMPLETE:
+        found = dict(zip(words[3::2], words[4::2], strict=True))
+        yield (
+            found[EVENT_JOB_ID],
+            found[EVENT_TS],
+            found.get(NAME, b""),
+            found[EVENT_ATTEMPT],
+            found[EVENT_DURATION_US],
+        )

@@ -80,11 +80,6 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """It is done."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunAgain:
     """Back to the delayed set, due in `delay_ms`, with `attempt` runs behind it."""
 
@@ -101,7 +96,7 @@ class Bury:
 
 
 Arrival: TypeAlias = Run | Leave | Bury
-Verdict: TypeAlias = Acknowledge | RunAgain | Bury
+Verdict: TypeAlias = RunAgain | Bury
 
 RUN: Final = Run()
 LEAVE: Final = Leave()

@@ -21,7 +21,6 @@ from chasqui.consumer.decide import (
     DECODE_FAILED,
     GONE,
     UNRECOVERABLE,
-    Acknowledge,
     Bury,
     Failure,
     Run,
@@ -81,6 +80,8 @@ class Dispatcher:
         self._relocator = relocator
         self._events = events
         self._metrics = metrics
+        #: Whether anybody wants to know how long a run took.
+        self._is_told = events is not None or metrics is not None
         self._queue = queue
         self._make_job = make_job
         self._encode_result = encode_result
@@ -262,8 +263,6 @@ class Dispatcher:
         """Wait for entries."""
         if len(self._idle) == self._config.concurrency - 1:
             self._acker.run_once()  # nothing runs: nobody to share the command with
-            if self._events is not None:
-                self._events.run_once()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle.append(future)
         self.on_low()
@@ -346,20 +345,12 @@ class Dispatcher:
             return
         self.finished += 1
         if self._holdings.lost and self._is_let_go(entry):
-            pass
-        elif encoded is None:
-            self._acker.done(entry.id)
+            return  # nor is it told: whoever owns it now runs it
+        duration_us = (clock.boot_ns() - started_ns) // 1000 if self._is_told else 0
+        if encoded is None:
+            self._acker.done(entry, duration_us)
         else:
-            self._acker.done_with_result(entry.id, job_id, encoded)
-        if self._events is None and self._metrics is None:
-            return
-        duration_us = (clock.boot_ns() - started_ns) // 1000
-        if self._events is not None:
-            self._events.completed(entry, duration_us)
-        if self._metrics is not None:
-            self._metrics.job_outcome(
-                JobOutcome(OutcomeKind.OK, entry.attempt + 1, duration_us, entry.name)
-            )
+            self._acker.done_with_result(entry, duration_us, job_id, encoded)
 
     def _failed(
         self,
@@ -407,11 +398,8 @@ class Dispatcher:
         verdict = on_failure(entry, failure, self._config.limits, random.random())
         if isinstance(verdict, RunAgain):
             self._run_again(entry, verdict, error)
-        elif isinstance(verdict, Bury):
-            self._bury(entry, verdict, attempt=attempt, error=error)
         else:
-            assert isinstance(verdict, Acknowledge)
-            self._acker.done(entry.id)
+            self._bury(entry, verdict, attempt=attempt, error=error)
         return True
 
     def _run_again(self, entry: Entry, verdict: RunAgain, error: BaseException) -> None:
@@ -452,8 +440,6 @@ class Dispatcher:
         def moved() -> None:
             if self._metrics is not None:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
-            if self._events is not None:
-                self._events.dlq(entry.job_id, entry.name, attempt, verdict.reason)
             self.complaints.fail(
                 "job %s (%s) went to the dead-letter queue, %s: %s",
                 entry.job_id,
@@ -470,6 +456,7 @@ class Dispatcher:
             Move(
                 entry,
                 entry.attempt + (error is not None),
+                attempt=attempt,
                 reason=verdict.reason,
                 detail=verdict.detail,
                 error=None if error is None else described(error),

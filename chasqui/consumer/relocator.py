@@ -15,16 +15,22 @@ from chasqui import scripts
 from chasqui._core.command import cut
 from chasqui._core.entry import Entry
 from chasqui._core.envelope import encode_delayed_member
+from chasqui._core.payload import pack
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import OutcomeUnknownError, UnreachableError
+from chasqui.events import DLQ
 from chasqui.keys import (
     ATTEMPTS,
     CONSUMER,
     DETAIL,
     ENVELOPE,
     ERROR,
+    EVENT,
+    EVENT_ATTEMPT,
+    EVENT_JOB_ID,
+    EVENT_TS,
     FAILED_AT,
     NAME,
     REASON,
@@ -43,6 +49,9 @@ logger = logging.getLogger(__name__)
 MOVE_BATCH: Final = 100
 MOVE_BYTES: Final = 1 << 20
 AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
+#: How long a batch waits, not yet encoded, while more is written than the server takes.
+CONGESTED_S: Final = 0.01
+ANY_SIZE: Final = 1 << 40
 #: What the scripts answer for an entry.
 MOVED: Final = ord("1")
 #: What is kept of an error's text.
@@ -60,7 +69,8 @@ class Move:
     runs: int
     #: To the delayed set: due in so many ms.
     delay_ms: int | None = None
-    #: To the DLQ: why, and what the handler raised.
+    #: To the DLQ: the run that was the last, 0 if there was none; why, and what the handler raised.
+    attempt: int = 0
     reason: str = ""
     detail: str | None = None
     error: str | None = None
@@ -82,12 +92,16 @@ class Relocator:
         holdings: Holdings,
         on_lost: Callable[[list[bytes]], None],
         on_missing: Callable[[], None],
+        *,
+        tells: bool,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._group = group
         self._consumer_id = consumer_id
         self._dlq_maxlen: int | str = "" if dlq_max_stream_len is None else dlq_max_stream_len
+        #: Whether there are events.
+        self._tells = tells
         self._on_lost = on_lost
         #: Called when entries were not ours and may have been delivered to us again since.
         self._on_missing = on_missing
@@ -139,9 +153,13 @@ class Relocator:
         await self._empty.wait()
 
     def _post(self, batch: "MoveBatch") -> None:
+        connection = self._connection
+        if connection.is_congested and not connection.is_closed:
+            asyncio.get_running_loop().call_later(CONGESTED_S, self._again, batch)
+            return
         try:
             batch.request = self._request(batch.moves)
-            self._connection.post(batch.request, batch)
+            connection.post(batch.request, batch)
         except Exception as error:
             batch.set_exception(error)
 
@@ -159,7 +177,9 @@ class Relocator:
                     names.append(keys.trace(entry.job_id))
                 arguments += (entry.id, move.delay_ms, member, trace)
             return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
-        arguments.append(self._dlq_maxlen)
+        arguments += (self._dlq_maxlen, keys.events if self._tells else b"")
+        told = [_dlq_event(move) for move in moves] if self._tells else []
+        arguments.append(pack(told, ANY_SIZE))
         for move in moves:
             fields = self._dlq_fields(move)
             arguments += (move.entry.id, len(fields), *fields)
@@ -222,6 +242,7 @@ class Relocator:
                 entries=len(batch.moves),
             )
         batch.was_repeated = True
+        batch.request = None  # it is encoded anew: many may wait, and only once in memory
         asyncio.get_running_loop().call_later(batch.again_s, self._again, batch)
         batch.again_s = min(batch.again_s * 2, AGAIN_MAX_S)
 
@@ -251,6 +272,21 @@ class MoveBatch:
 
     def set_exception(self, error: Exception, /) -> None:
         self._relocator._failed(self, error)
+
+
+def _dlq_event(move: Move) -> list[str]:
+    """The fields of the event that tells whoever waits for a job that it is dead. As text: scripts
+    can unpack no bytes."""
+    entry = move.entry
+    fields: dict[bytes, str] = {
+        EVENT: DLQ.decode(),
+        EVENT_JOB_ID: entry.job_id,
+        EVENT_TS: str(time.time_ns() // 1_000_000),
+        **({NAME: entry.name} if entry.name else {}),
+        EVENT_ATTEMPT: str(move.attempt),
+        REASON: move.reason,
+    }
+    return [text for field, value in fields.items() for text in (field.decode(), value)]
 
 
 def _utf8(text: str) -> bytes:

@@ -1,10 +1,12 @@
 -- bury: jobs that will not run again leave the stream for the dead-letter stream.
 -- KEYS  1 stream   2 dead-letter stream
 -- ARGV  1 group   2 consumer that must still own them   3 most entries to keep there, or ''
+--       4 the events stream, or '' if nothing is told   5 per job the fields of its event, as msgpack
 --       then per job: entry id, number of values that follow, field, value, …
 -- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
 -- cannot be made, the script ends there and the entry stays pending. So it does if it may not go: each
--- command is used once to no effect before the first copy is made.
+-- command is used once to no effect before the first copy is made. Who waits for a job is told in the
+-- same step. The events stream is not among the keys: who may not write it moves jobs all the same.
 local key, dead, group, owner, keep = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 local denied = redis.pcall('XADD', dead, '0-0', 'd', '')
 if not string.find(denied.err, 'greater than 0-0', 1, true) then
@@ -12,8 +14,9 @@ if not string.find(denied.err, 'greater than 0-0', 1, true) then
 end
 redis.call('XACK', key, group, '0-0')
 redis.call('XDEL', key, '0-0')
+local told = ARGV[4] ~= '' and cmsgpack.unpack(ARGV[5])
 local answers = {}
-local i = 4
+local i = 6
 while i <= #ARGV do
   local id, count = ARGV[i], tonumber(ARGV[i + 1])
   if owns(key, group, owner, id) then
@@ -25,6 +28,9 @@ while i <= #ARGV do
     redis.call('XACK', key, group, id)
     redis.call('XDEL', key, id)
     answers[#answers + 1] = '1'
+    if told then
+      redis.pcall('XADD', ARGV[4], '*', unpack(told[#answers]))
+    end
   else
     answers[#answers + 1] = '0'
   end

@@ -134,7 +134,7 @@ class _Mover:
             arguments = [*self._owner, *retries]
             flags = self._move(scripts.RETRY, names, arguments, retries, "retried", counts)
             self._tell_retries(compress(again, flags))
-            arguments = [*self._owner, "", *burials]
+            arguments = [*self._owner, "", "", "", *burials]
             names = [keys.stream, keys.dlq]
             flags = self._move(scripts.BURY, names, arguments, burials, "buried", counts)
             self._tell_burials(compress(buried, flags))

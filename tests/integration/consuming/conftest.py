@@ -42,6 +42,15 @@ class Running:
     async def completed(self, count: int) -> None:
         await self.fact(self._told(lambda: self.metrics.jobs_completed >= count))
 
+    async def ended(self, count: int) -> None:
+        """So many runs are over, whether they count or not."""
+
+        async def are_over() -> bool:
+            health = self.worker.health()
+            return health is not None and health.finished >= count
+
+        await self.fact(until(are_over, "the runs are over"))
+
     async def buried(self, count: int) -> None:
         await self.fact(self._told(lambda: self.metrics.dlq_count() >= count))
 
@@ -203,6 +212,16 @@ async def until(fact: Callable[[], Awaitable[Any]], what: str) -> Any:
 async def at_rest(redis: Redis, keys: Keys, group: str = "default") -> bool:
     """Whether nothing waits, runs or is delayed."""
     return not await redis("EVAL", COUNT, 2, keys.stream, keys.delayed, group)
+
+
+async def told_done(redis: Redis, keys: Keys) -> Counter[str]:
+    """How often it was told of each job that it is done."""
+    events = await redis("XRANGE", keys.events, "-", "+")
+    return Counter(
+        fields[fields.index(b"id") + 1].decode()
+        for _, fields in events
+        if fields[:2] == [b"e", b"completed"]
+    )
 
 
 #: All at one moment: jobs go from one to the other.

@@ -26,6 +26,7 @@ from tests.integration.consuming.conftest import (
     Running,
     at_rest,
     renew_nothing,
+    told_done,
     until,
 )
 from tests.proxy import Proxy
@@ -314,7 +315,7 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
 
     proxy = make_proxy(server.url)
     cut_off = start_at(proxy.url, handler, claim_min_idle_ms=LEASE_MS, concurrency=1, read_count=5)
-    await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
+    jobs = await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
     await cut_off.fact(begun.wait())
 
     async def all_in_hand() -> bool:
@@ -332,8 +333,14 @@ async def test_nothing_starts_while_leases_may_have_lapsed(
     assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1})
     gate.set()
     await rival.completed(5)
-    await cut_off.completed(1)
+    await cut_off.ended(1)
+    assert cut_off.metrics.jobs_completed == 0, "who it belongs to is not known"
     proxy.resume()
-    await queue.add("n", 5)
+    last = await queue.add("n", 5)
     await until(lambda: at_rest(redis, keys), "all is done")
     assert runs == Counter({0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1})
+    assert await last.result() is None
+    await cut_off.stop()
+    await rival.stop()
+    assert await told_done(redis, keys) == Counter(job.id for job in [*jobs, last])
+    assert rival.metrics.jobs_completed + cut_off.metrics.jobs_completed == 6

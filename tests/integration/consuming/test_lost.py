@@ -80,7 +80,7 @@ async def test_a_job_whose_handler_was_told_that_it_may_be_lost_runs_again(
     await queue.add("n", None)
     await running.fact(asyncio.to_thread(begun.wait))
     proxy.stall()
-    await running.next(JobOutcome)
+    await running.ended(1)
     proxy.resume()
     await until(lambda: at_rest(redis, keys), "it is done")
     assert runs == ["stopped", "done"]
@@ -286,8 +286,8 @@ async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_
     make, answer = kind.__init__, kind.set_result
     claim = (keys.stream, "default")
 
-    def make_repeated(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
+    def make_repeated(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
         setattr(self, flag, True)
 
     def come_back(self: Any, reply: Any) -> None:

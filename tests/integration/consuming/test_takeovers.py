@@ -12,7 +12,14 @@ from chasqui.consumer.heartbeat import Heartbeat
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
-from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
+from tests.integration.consuming.conftest import (
+    Redis,
+    Running,
+    at_rest,
+    envelope,
+    told_done,
+    until,
+)
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
@@ -61,7 +68,7 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
                 raise
 
     running = start(handler, claim_min_idle_ms=LONG_MS)
-    for data in ("raise", "return"):
+    for ended, data in enumerate(("raise", "return"), start=1):
         begun.clear()
         job = await queue.add("n", data)
         await running.fact(begun.wait())
@@ -70,7 +77,7 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
         engine = running.worker._engine
         assert engine is not None
         engine._heartbeat.beat_now()
-        await running.next(JobOutcome)
+        await running.ended(ended)
         assert told.pop() == f"job {job.id} was taken over by another worker"
         ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
         assert owner == b"thief", "still its new owner's"
@@ -80,6 +87,9 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
     assert health is not None
     assert health.lost == 2
     assert await redis("ZCARD", keys.delayed) == 0
+    await running.stop()
+    assert not await told_done(redis, keys)
+    assert running.metrics.jobs_completed == 0
 
 
 async def test_what_was_handed_back_by_another_is_not_run_beside_its_own_run(
