@@ -1,19 +1,18 @@
 """How a job ended, for the thread that waits for it: no loop, no other thread.
 
-It reads events on from now and, meanwhile, page by page back to when the job was added or, where
-that is not known, to the first event there is. An id does tell when it was drawn, but not by whose
-clock.
+It reads events on from now and, meanwhile, back to when the job was added or, where that is not
+known, to the first event there is: the newest pages at once, the others with pauses between. An id
+does tell when it was drawn, but not by whose clock.
 """
 
 import logging
 import time
 
 from chasqui.blocking import BlockingConnection
-from chasqui.ends import READ_COUNT, End, ahead_ms, end_in, there
+from chasqui.ends import READ_COUNT, End, Past, added_ms, end_in
 from chasqui.errors import AuthenticationError, ChasquiError
 from chasqui.event_log import BLOCK_MS, EventLog, QueueEvent, id_of, parse_event
 from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, commands
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +26,10 @@ class Follower:
         self._connection = connection
         self._keys = keys
         self._job_id = job_id
-        self._since_ms = since_ms or 0
+        self._since_ms = since_ms
         self._log = EventLog(keys, "$", block_ms=BLOCK_MS, count=READ_COUNT)
-        #: What lies before this id is still to be read; None: nothing.
-        self._before: str | None = None
+        self._past: Past | None = None
+        #: What ended before this, by the server's clock, is another job's that had the id.
         self._from_ms = 0
         self._is_refused = False
         self.end: End | None = None
@@ -56,29 +55,28 @@ class Follower:
     def _read(self, limit_s: float) -> None:
         run = self._connection.run
         if self._log.cursor is None:
-            if self._since_ms:
-                self._from_ms = there(self._since_ms, run(ahead_ms()))
-            self._before = id_of(run(self._log.pin()))
-        if self._before is not None:
-            self.end, self._before = run(self._read_back(self._before))
+            self._from_ms = run(added_ms(self._keys, self._job_id, self._since_ms))
+            before = id_of(run(self._log.pin()))
+            self._past = Past(self._keys, before, self._from_ms)
+        while self.end is None and self._past is not None and self._past.wait_s == 0.0:
+            self._read_back(self._past)
         if self.end is None:
-            block_ms = 1 if self._before is not None else max(1, min(BLOCK_MS, int(limit_s * 1000)))
+            if self._past is not None:
+                limit_s = min(limit_s, self._past.wait_s)
+            block_ms = max(1, min(BLOCK_MS, int(limit_s * 1000)))
             for event in run(self._log.read(block_ms)):
                 self.end = self._end_in(event) or self.end
 
-    def _read_back(self, before: str) -> Plan[tuple[End | None, str | None]]:
-        """The job's last end in the page before an id, and the id to go on from (None: what is
-        before that matters no more)."""
-        entries = yield commands(
-            ("XREVRANGE", self._keys.events, before, self._from_ms, "COUNT", READ_COUNT),
-            effect=Effect.READ,
-        )
+    def _read_back(self, past: Past) -> None:
+        """Look for the job's last end in one more page of the past."""
         job_id = self._job_id.encode()
-        for entry in entries:
+        for entry in self._connection.run(past.read()):
             # Most are about others: they are not parsed.
             if job_id in entry[1] and (end := self._end_in(parse_event(*entry))) is not None:
-                return end, None
-        return None, f"({entries[-1][0].decode()}" if len(entries) == READ_COUNT else None
+                self.end = end
+                break
+        if self.end is not None or past.before is None:
+            self._past = None  # what is before that matters no more
 
     def _end_in(self, event: QueueEvent) -> End | None:
         end = end_in(event) if event.job_id == self._job_id else None

@@ -88,7 +88,7 @@ class Job:
         """
         queue = self._source("wait_for_result")
         return await queue.wait_for_result(
-            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=self._since_ms
+            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=None
         )
 
     async def result(self, *, timeout: float | None = 30.0, poll_interval: float = 0.1) -> Any:
@@ -100,13 +100,8 @@ class Job:
         """
         queue = self._source("result")
         return await queue.wait_for_end(
-            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=self._since_ms
+            self.id, timeout=timeout, poll_interval=poll_interval, since_ms=None
         )
-
-    @property
-    def _since_ms(self) -> int | None:
-        """When the job came to be; None for one that was there already."""
-        return self.created_at_ms if self.is_new else None
 
     def _source(self, method: str) -> ResultSource:
         if self._queue is None:

@@ -24,7 +24,7 @@ from chasqui.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
 from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
 from chasqui.durable_connection import DurableConnection
-from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, raise_if_dead
+from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, added_ms, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
 from chasqui.job import Job, RepeatableMeta
 from chasqui.keys import DEFAULT_GROUP, check_job_id, check_job_name, check_queue_name
@@ -88,7 +88,7 @@ class Queue:
                 credential_provider=credential_provider,
                 request_timeout_s=request_timeout_s,
             )
-        self._ends = JobEnds(self._producer.keys, self._connect)
+        self._ends = JobEnds(self._producer.keys, self._connect, self._run)
 
     @property
     def is_closed(self) -> bool:
@@ -383,7 +383,8 @@ class Queue:
         """
         self._check_open()
         wait = ResultWait(job_id, timeout, poll_interval, since_ms)
-        with self._ends.watch(job_id, since_ms) as watch:
+        from_ms = await self._run(added_ms(self._producer.keys, job_id, since_ms))
+        with self._ends.watch(job_id, from_ms) as watch:
             while True:
                 end = watch.end
                 if (value := await self.get_job_result(job_id)) is not None:
@@ -410,7 +411,8 @@ class Queue:
         self._check_open()
         wait = ResultWait(job_id, timeout, poll_interval, since_ms)
         looks = GRACE_LOOKS
-        with self._ends.watch(job_id, since_ms) as watch:
+        from_ms = await self._run(added_ms(self._producer.keys, job_id, since_ms))
+        with self._ends.watch(job_id, from_ms) as watch:
             while True:
                 end = watch.end
                 if (value := await self.get_job_result(job_id)) is not None:

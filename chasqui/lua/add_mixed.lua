@@ -26,6 +26,8 @@ local jobs = #kinds
 local depth = redis.call('XLEN', stream)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Of the job that takes an id: when it was created, and since when it is here. Ends before that are another's.
+local taken = string.format('%s %.0f', ARGV[8], now)
 local _, immediate = string.gsub(kinds, '[0246]', '')
 local is_past = {}
 for i = 1, jobs do
@@ -96,7 +98,7 @@ for i = 1, jobs do
         traced_s = math.max(traced_s, ttl)
       end
       if is_unique then
-        redis.call('SET', dlid, ARGV[8], 'EX', math.max(ttl, tonumber(ARGV[5])))
+        redis.call('SET', dlid, taken, 'EX', math.max(ttl, tonumber(ARGV[5])))
       end
       if not earliest or due < earliest then
         earliest, rings = due, true
@@ -116,7 +118,7 @@ for i = 1, jobs do
       end
       redis.call('XADD', unpack(fields))
       if is_unique then
-        redis.call('SET', unique, ARGV[8], 'EX', ARGV[4])
+        redis.call('SET', unique, taken, 'EX', ARGV[4])
       end
     end
   end

@@ -12,7 +12,7 @@ local deleted = 0
 for i = 1, #ARGV, 2 do
   if #redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i]) == 1 then
     for key = i + 2, i + 3 do
-      if redis.call('GET', KEYS[key]) == ARGV[i + 1] then
+      if string.match(redis.call('GET', KEYS[key]) or '', '^%d+') == ARGV[i + 1] then
         redis.call('DEL', KEYS[key])
       end
     end

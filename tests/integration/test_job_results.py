@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,6 +60,12 @@ async def working(name: str, url: str, **options: Any) -> AsyncIterator[Worker]:
 async def queue(server: Server, queue_name: str) -> AsyncIterator[Queue]:
     async with Queue(queue_name, redis_url=server.url) as queue:
         yield queue
+
+
+@pytest.fixture
+def redis(server: Server) -> Iterator[redis_py.Redis]:
+    with redis_py.Redis.from_url(server.url) as redis:
+        yield redis
 
 
 async def test_an_event_wakes_who_waits(server: Server, queue: Queue) -> None:
@@ -250,12 +257,150 @@ async def test_an_older_job_is_found_by_a_reader_that_began_later(
         await asyncio.to_thread(proxy.wait_for, lambda: proxy.open_links == 1)
         reads = proxy.count("XREAD")
         new = await queue.add("mail", 2)
-        new.created_at_ms += ends_module.EARLIER_MS  # as if it had come long after the old one
         waiting = asyncio.create_task(new.result(poll_interval=NEVER_S))
         await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") > reads)
         assert await old.result(poll_interval=NEVER_S) is None
         async with working(queue_name, redis_86.url):
             assert await waiting == {"got": 2}
+
+
+# ── Whose end it is ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+async def test_a_step_of_the_clock_here_hides_no_end(
+    server: Server, queue: Queue, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    """Neither while somebody waits, nor between an add and the wait."""
+    real_ns, step_ns = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + step_ns)
+    first = await queue.add("void", 1)
+    async with working(queue.name, server.url):
+        assert await first.result(poll_interval=NEVER_S) is None
+        step_ns = step_s * 1_000_000_000
+        for job_id in (None, "mine"):
+            job = await queue.add("void", 1, job_id=job_id)
+            assert await job.result(poll_interval=NEVER_S) is None
+        before = await queue.add("void", 1)
+        step_ns = 0
+        assert await before.result(poll_interval=NEVER_S) is None
+        await queue._ends.close()
+        assert await before.result(poll_interval=NEVER_S) is None
+
+
+@pytest.mark.parametrize("delay_ms", [None, 1])
+@pytest.mark.parametrize("ended", ["dies", "void"])
+async def test_an_earlier_job_of_the_same_id_is_another(
+    server: Server, queue: Queue, redis: redis_py.Redis, ended: str, delay_ms: int | None
+) -> None:
+    """Its end is not told to who waits for the new one: by its job, by that of an add which found
+    the id taken, by the id, in a thread."""
+    keys = Keys(queue.name)
+    old = await queue.add(ended, 1, job_id="invoice", delay_ms=delay_ms)
+    async with working(queue.name, server.url):
+        if ended == "dies":
+            with pytest.raises(JobFailedError):
+                await old.result(poll_interval=NEVER_S)
+        else:
+            assert await old.result(poll_interval=NEVER_S) is None
+    redis.delete(keys.unique("invoice"), keys.dlid("invoice"))  # as if `unique_for` were over
+    last_ms = int(redis.xinfo_stream(keys.events)["last-generated-id"].partition(b"-")[0])
+    while server_ms(redis) <= last_ms:  # in which the end and the add could both fall
+        pass
+    new = await queue.add("mail", 2, job_id="invoice", delay_ms=delay_ms)
+    again = await queue.add("mail", 2, job_id="invoice", delay_ms=delay_ms)
+    assert (new.is_new, again.is_new) == (True, False)
+    with sync.Queue(queue.name, redis_url=server.url) as threads:
+        waits = [
+            new.result(poll_interval=NEVER_S),
+            again.result(poll_interval=NEVER_S),
+            queue.wait_for_end("invoice", poll_interval=NEVER_S),
+            queue.wait_for_result("invoice", poll_interval=NEVER_S),
+            asyncio.to_thread(threads.wait_for_end, "invoice", poll_interval=NEVER_S),
+            asyncio.to_thread(threads.wait_for_result, "invoice", poll_interval=NEVER_S),
+        ]
+        waiting = [asyncio.ensure_future(wait) for wait in waits]
+        done, _ = await asyncio.wait(waiting, timeout=0.3)
+        assert not done, "told how the earlier one ended"
+        async with working(queue.name, server.url):
+            assert await asyncio.gather(*waiting) == [{"got": 2}] * len(waits)
+
+
+def server_ms(redis: redis_py.Redis) -> int:
+    seconds, micros = redis.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+# ── What it costs ───────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_log_is_read_once_for_all_who_wait(
+    server: Server, queue_name: str, make_proxy: MakeProxy, redis: redis_py.Redis
+) -> None:
+    """However many ask by an id of which nothing is known."""
+    fill(redis, queue_name, 3 * ends_module.READ_COUNT)
+    proxy = make_proxy(server.url)
+    async with Queue(queue_name, redis_url=proxy.url) as queue:
+        assert await queue.wait_for_end("job-0", poll_interval=NEVER_S) is None
+        read = proxy.count("XREVRANGE")
+        assert read <= 4
+        for i in range(100):
+            assert await queue.wait_for_end(f"job-{i}", poll_interval=NEVER_S) is None
+        with pytest.raises(TimeoutError):
+            await queue.wait_for_end("nobody's", timeout=0.01, poll_interval=NEVER_S)
+        assert proxy.count("XREVRANGE") <= 4
+        assert proxy.accepted == 2
+
+
+async def test_what_was_forgotten_is_read_again(
+    server: Server, queue_name: str, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only so many ends are remembered, the newest; the others are found all the same."""
+    monkeypatch.setattr(ends_module, "KNOWN_MAX", 10)
+    monkeypatch.setattr(ends_module, "READ_COUNT", 7)
+    monkeypatch.setattr(ends_module, "PAGE_PAUSE_S", 0.001)
+    fill(redis, queue_name, 100)
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        for i in (0, 99, 50, 5, 98, 49):
+            assert await queue.wait_for_end(f"job-{i}", poll_interval=NEVER_S) is None
+        waits = [queue.wait_for_end(f"job-{i}", poll_interval=NEVER_S) for i in range(0, 100, 3)]
+        assert await asyncio.gather(*waits) == [None] * len(waits)
+        assert len(queue._ends._known) + len(queue._ends._known_past) <= 10
+
+
+async def test_the_past_is_read_with_pauses(
+    server: Server, queue_name: str, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a thread: whoever waits for what never ended must not read for all he is worth."""
+    monkeypatch.setattr(ends_module, "READ_COUNT", 5)
+    monkeypatch.setattr(ends_module, "PAGE_PAUSE_S", NEVER_S)
+    fill(redis, queue_name, 100)
+    pages: list[int] = []
+    read = ends_module.Past.read
+
+    def count(self: ends_module.Past) -> Any:
+        pages.append(1)
+        return read(self)
+
+    monkeypatch.setattr(ends_module.Past, "read", count)
+    with sync.Queue(queue_name, redis_url=server.url) as threads, pytest.raises(TimeoutError):
+        await asyncio.to_thread(threads.wait_for_end, "nobody's", timeout=0.2)
+    assert 1 <= len(pages) <= ends_module.PAGES_AT_ONCE
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        with pytest.raises(TimeoutError):
+            await queue.wait_for_end("nobody's", timeout=0.2)
+    assert 2 <= len(pages) <= 2 * ends_module.PAGES_AT_ONCE
+
+
+def fill(redis: redis_py.Redis, queue_name: str, count: int) -> None:
+    """Write the ends of so many jobs of which nothing else is left."""
+    with redis.pipeline(transaction=False) as pipeline:
+        for i in range(count):
+            pipeline.xadd(Keys(queue_name).events, {"e": "completed", "id": f"job-{i}"})
+        pipeline.execute()
+
+
+# ── Readers that are hindered ───────────────────────────────────────────────────────────────────
 
 
 async def test_a_lost_link_hides_no_end(

@@ -105,7 +105,9 @@ async def test_a_delayed_job_with_an_id(queue: Any, redis: redis_py.Redis, keys:
     assert job.id == "mine"
     ((member, _),) = members(redis, keys)
     assert redis.get(keys.didx("mine")) == member
-    assert redis.get(keys.dlid("mine")) == b"%d" % job.created_at_ms
+    created, came = redis.get(keys.dlid("mine")).split()
+    assert int(created) == job.created_at_ms
+    assert 1_700_000_000_000 < int(came) < (redis.time()[0] + 1) * 1000
     for key in (keys.didx("mine"), keys.dlid("mine")):
         assert 3595 <= redis.ttl(key) <= 3601
     assert not (await queue.add("mail", 1, delay_ms=5, job_id="mine")).is_new
