@@ -28,7 +28,7 @@ from chasqui.consumer.reader import Reader, release
 from chasqui.consumer.relocator import Relocator
 from chasqui.consumers import leave
 from chasqui.duty import Duty
-from chasqui.errors import ChasquiError
+from chasqui.errors import ChasquiError, NotSupportedError
 from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.link import in_thread_or_here
@@ -297,6 +297,12 @@ class Engine:
 
     async def _greet(self) -> None:
         await self.connection.connect()
+        try:
+            await self._reader.join()
+        except NotSupportedError:
+            raise
+        except ChasquiError as error:  # the reader tries again
+            logger.debug("no group yet: %s", error, extra={"queue": self.keys.queue})
         # Where INFO is refused nothing is said: whoever sets up users knows the server.
         info = commands(("INFO", "memory"), effect=Effect.READ, raises=False)
         policy = eviction_policy(await self.connection.submit(info))

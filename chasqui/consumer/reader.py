@@ -24,7 +24,13 @@ from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
 from chasqui.consumer.decide import GONE, LEFT
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
-from chasqui.errors import ChasquiError, OutcomeUnknownError, ServerError, UnreachableError
+from chasqui.errors import (
+    ChasquiError,
+    NotSupportedError,
+    OutcomeUnknownError,
+    ServerError,
+    UnreachableError,
+)
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request, commands
 from chasqui.server import exception_for
@@ -136,7 +142,7 @@ class Reader:
     async def run_once(self) -> int:
         """One read, when there is room for it; how many entries came."""
         if not self._has_group:
-            await self._create_group()
+            await self.join()
         if self._must_recover:
             await self._while_paused()
             await self._recover()
@@ -351,25 +357,32 @@ class Reader:
         )
         return [entry for entry in entries if entry.id not in lost or entry.fault == GONE]
 
-    async def _create_group(self) -> None:
-        """From 0, never from `$`: what is in the stream already must be run. The consumer is made
-        along with it, so that it is seen before it has read anything."""
-        group = (self._keys.stream, self._group)
-        request = commands(
-            ("XGROUP", "CREATE", *group, "0", "MKSTREAM"),
-            ("XGROUP", "CREATECONSUMER", *group, self._consumer),
-            effect=Effect.IDEMPOTENT,
+    async def join(self) -> None:
+        """Take part in the group; NotSupportedError if the queue has another one."""
+        config, queue = self._config, self._keys.queue
+        request = scripts.call(
+            scripts.JOIN,
+            [self._keys.stream],
+            [config.group, config.consumer_id],
+            Effect.IDEMPOTENT,
             raises=False,
         )
-        created, _ = await self._connection.submit(request)
-        if not isinstance(created, ReplyError):
-            fields = {"queue": self._keys.queue, "group": self._config.group}
-            logger.info("queue %s: group %s created", *fields.values(), extra=fields)
-        elif created.code == "OOM":
-            # The server does not even look whether there is one: the next read will tell.
-            self._complain(exception_for(created))
-        elif created.code != "BUSYGROUP":
-            raise exception_for(created)
+        answer = await self._connection.submit(request)
+        fields = {"group": config.group, "queue": queue}
+        if isinstance(answer, ReplyError):
+            if answer.code != "OOM":
+                raise exception_for(answer)
+            # What is there already can be read all the same: that will tell.
+            self._complain(exception_for(answer))
+        elif isinstance(answer, bytes):
+            other = answer.decode(errors="replace")
+            raise NotSupportedError(
+                f"queue {queue!r} has the group {other!r}, and workers of a queue share one group: "
+                f"what one has done is gone for the other. Give this worker group={other!r}; or "
+                f"stop the others and XGROUP DESTROY {self._keys.stream.decode()} {other}"
+            )
+        elif answer:
+            logger.info("group %s of queue %s created", *fields.values(), extra=fields)
         self._has_group = True
 
     async def _while_paused(self) -> None:

@@ -90,7 +90,7 @@ async def test_made_again_at_the_end_it_passes_over_jobs(
     start_at: StartAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    create = Reader._create_group
+    create = Reader.join
     times = 0
 
     async def create_at_the_end(reader: Reader) -> None:
@@ -102,7 +102,7 @@ async def test_made_again_at_the_end_it_passes_over_jobs(
             await reader._connection.submit(made)
         await create(reader)
 
-    monkeypatch.setattr(Reader, "_create_group", create_at_the_end)
+    monkeypatch.setattr(Reader, "join", create_at_the_end)
     server = private_server(kind)
     with pytest.raises(TimeoutError):
         await lose(harm, server, make_proxy(server.url), queue_name, start_at, 4)

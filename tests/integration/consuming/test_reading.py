@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job
+from chasqui import Job, NotSupportedError
 from chasqui.keys import Keys
 from chasqui.metrics import ReaderBatch
 from chasqui.policy import Search
@@ -381,7 +381,43 @@ async def test_orphans_are_taken_over_without_delay_between_them(
     await until(lambda: at_rest(redis, keys), "all is done")
 
 
-async def test_a_second_group_reads_for_itself(queue: Queue, start: Start, redis: Redis) -> None:
+async def test_a_group_of_another_name_reads(queue: Queue, start: Start) -> None:
     running = start(fine, group="other")
     await queue.add("n", None)
     await running.completed(1)
+
+
+async def test_a_second_group_is_refused(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """What one has done is gone for the other: each would lose jobs to it."""
+    first = start(fine)
+    await queue.add("n", None)
+    await first.completed(1)
+    others = [start(fine, group=f"group-{n}") for n in range(3)]
+    for other in others:
+        with pytest.raises(NotSupportedError, match=r"has the group 'default'.*DESTROY"):
+            await other.task
+    groups = await redis("XINFO", "GROUPS", keys.stream)
+    assert [facts[b"name"] for facts in groups] == [b"default"]
+    again = start(fine)
+    await first.stop()
+    await queue.add("n", None)
+    await again.completed(1)
+
+
+async def test_of_groups_that_come_at_once_one_is_made(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    started = [start(fine, group=f"group-{n}") for n in range(5)]
+    await queue.add("n", None)
+    tasks = {one.task for one in started}
+    while len(tasks) > 1:
+        done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert {type(task.exception()) for task in done} == {NotSupportedError}
+    assert len(await redis("XINFO", "GROUPS", keys.stream)) == 1
+
+    async def is_done() -> bool:
+        return bool(await redis("XLEN", keys.stream) == 0)
+
+    await until(is_done, "the one that is there has run it")
