@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Final, TextIO, TypeAlias
 
 import typer
 
 from chasqui.cli.output import escaped, to_json
+from chasqui.consumer import processes
 from chasqui.consumer.holdings import running_slot
+from chasqui.job import Job
 
 _OURS: Final = "chasqui"
 #: What is not worth a line above the output of each command: advice about the server, which
@@ -74,6 +77,8 @@ def around_load(
     used, for our records too. Else log to stderr what it has no handler for, from INFO on.
     """
     configure(log_format, log_level, as_json)
+    # Processes of its handlers import it once more.
+    processes.around_import = partial(around_load, log_format, log_level, as_json)
     root, ours = logging.getLogger(), logging.getLogger(_OURS)
     handler = _uninstall()
     root.setLevel(level := logging.WARNING)
@@ -208,10 +213,12 @@ def _has_no_other(record: logging.LogRecord) -> bool:
 
 def _name_job(record: logging.LogRecord) -> bool:
     """Give a record that a handler's run logs the fields of its job."""
-    slot = running_slot.get(None)
-    entry = None if slot is None else slot.entry
-    if entry is not None and not hasattr(record, "job_id"):
-        record.job_id = entry.job_id
-        record.job_name = entry.name
+    slot, job = running_slot.get(None), processes.running_job.get()
+    if hasattr(record, "job_id"):
+        return True
+    if slot is not None and (entry := slot.entry) is not None:
+        record.job_id, record.job_name = entry.job_id, entry.name
         record.attempt = entry.attempt + 1
+    elif isinstance(job, Job):
+        record.job_id, record.job_name, record.attempt = job.id, job.name, job.attempt + 1
     return True

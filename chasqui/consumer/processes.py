@@ -42,6 +42,11 @@ _LENGTH: Final = struct.Struct(">Q")
 _RETURNED, _RAISED = b"r", b"e"
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
+#: Made and entered in each process around the import of its handler; must be importable itself.
+around_import: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+#: In such a process: the job that runs, or the batch of them.
+running_job: contextvars.ContextVar[Any] = contextvars.ContextVar("running_job", default=None)
+
 
 class ProcessPool:
     """Runs one handler in processes, which it starts when they are first needed."""
@@ -142,7 +147,8 @@ class _Process:
         self._line, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _SPAWN.Process(target=serve, args=(theirs, handler))
+                arguments = (theirs, handler, around_import)
+                self._process = _SPAWN.Process(target=serve, args=arguments)
                 self._process.start()
         except BaseException:
             self._line.close()
@@ -230,7 +236,11 @@ class _ThereError(Exception):
 # ── In the process ──────────────────────────────────────────────────────────────────────────────
 
 
-def serve(line: socket.socket, handler: bytes) -> None:
+def serve(
+    line: socket.socket,
+    handler: bytes,
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
     """Run jobs until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a keyboard's reaches us too: the worker drains
     _end_with_parent()
@@ -238,7 +248,8 @@ def serve(line: socket.socket, handler: bytes) -> None:
     os.register_at_fork(after_in_child=line.close)
     with line, contextlib.suppress(ConnectionError):
         try:
-            run = pickle.loads(handler)
+            with around():
+                run = pickle.loads(handler)
         except BaseException as error:
             line.sendall(_framed(_failure(error)))
             return
@@ -295,6 +306,7 @@ def _outcome(run: Callable[[Any], Any], request: bytearray) -> bytes:
 
 
 def _run(run: Callable[[Any], Any], job: Any) -> Any:
+    running_job.set(job)
     result = run(job)
     return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
 

@@ -103,6 +103,23 @@ def test_every_line_of_the_program_is_shown(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", ["", ", processes=1"], ids=["threads", "processes"])
+def test_lines_of_plain_functions_are_shown_too(
+    write: Callable[..., str], chasqui: Chasqui, valkey_9: Server, queue_name: str, options: str
+) -> None:
+    program = write()
+    source = Path("program.py").read_text().replace("async def", "def")
+    Path("program.py").write_text(source.replace(", concurrency=7", options))
+    job_id = chasqui("add", queue_name, "pay", "1", "--json").json["id"]
+    with running("worker", program, url=valkey_9.url) as process:
+        lines = read_until(process, "second")
+        end(process)
+    assert [line.partition(f" ERROR   shop [{job_id}]: ")[2] for line in orders(lines)] == [
+        f"order {n} lost money" for n in range(20)
+    ]
+
+
+@pytest.mark.slow
 def test_every_line_of_the_program_is_json(
     write: Callable[..., str], chasqui: Chasqui, valkey_9: Server, queue_name: str
 ) -> None:
