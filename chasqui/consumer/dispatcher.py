@@ -412,19 +412,17 @@ class Dispatcher:
                 self._events.retry_scheduled(
                     entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
                 )
-            facts = entry.job_id, entry.name, verdict.delay_ms, in_short(error)
-            fields = self._fields(entry) | {"backoff_ms": verdict.delay_ms}
             if isinstance(error, Retry):  # no failure: the handler asked for it
                 text = "job %s (%s) asked to run again, in %d ms: %s"
-                self.complaints.inform(text, *facts, **fields)
-                return
-            self.complaints.warn(
-                "job %s (%s) failed and runs again in %d ms: %s",
-                *facts,
-                kind=type(error),
-                raised=error,
-                **fields,
-            )
+                self.complaints.inform(text, about=about)
+            else:
+                text, kind = "job %s (%s) failed and runs again in %d ms: %s", type(error)
+                if not self.complaints.leaves_out(text, kind, about):
+                    self.complaints.warn(text, about=about, kind=kind, raised=error)
+
+        def about() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            facts = entry.job_id, entry.name, verdict.delay_ms, in_short(error)
+            return facts, self._fields(entry) | {"backoff_ms": verdict.delay_ms}
 
         self._relocator.move(
             Move(entry, verdict.attempt, delay_ms=verdict.delay_ms, on_moved=moved)
@@ -440,17 +438,15 @@ class Dispatcher:
         def moved() -> None:
             if self._metrics is not None:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
-            self.complaints.fail(
-                "job %s (%s) went to the dead-letter queue, %s: %s",
-                entry.job_id,
-                entry.name,
-                verdict.reason,
-                in_short(error) if error is not None else verdict.detail or "it never ran",
-                kind=verdict.reason if error is None else type(error),
-                raised=error,
-                **self._fields(entry),
-                reason=verdict.reason,
-            )
+            text = "job %s (%s) went to the dead-letter queue, %s: %s"
+            kind = verdict.reason if error is None else type(error)
+            if not self.complaints.leaves_out(text, kind, about):
+                self.complaints.fail(text, about=about, kind=kind, raised=error)
+
+        def about() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            why = in_short(error) if error is not None else verdict.detail or "it never ran"
+            facts = entry.job_id, entry.name, verdict.reason, why
+            return facts, self._fields(entry) | {"reason": verdict.reason}
 
         self._relocator.move(
             Move(
