@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from chasqui import clock, scripts
@@ -24,6 +24,7 @@ from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
 from chasqui.consumer.decide import GONE, LEFT
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
+from chasqui.consumer.standing import MOST, Standing
 from chasqui.errors import (
     ChasquiError,
     NotSupportedError,
@@ -95,6 +96,7 @@ class Reader:
         self._was_empty = True
         self._reclaim_at_s = 0.0
         self._mercy = Mercy(holdings.lease_s)
+        self._standing = Standing(holdings.lease_s)
         self.complaints = Complaints(logger, keys.queue)
         #: When the last read came back, by the monotonic clock.
         self.last_read_s = time.monotonic()
@@ -157,7 +159,9 @@ class Reader:
         if now_s >= self._reclaim_at_s:
             most = min(room, RECLAIM_BATCH)
             if profile.claim:
-                count = await self._reclaim(most, SWEEP_S)
+                standing = await self._left_standing()
+                period_s = self._standing.looks_again_s or SWEEP_S
+                count = await self._reclaim(most, min(period_s, SWEEP_S), standing)
             else:
                 count = await self._look_after_others(most)
             if count == room:
@@ -295,19 +299,30 @@ class Reader:
         holdings = self._holdings
         in_hand = {*holdings.waiting_ids(), *holdings.running_ids()} - holdings.lost
         if not is_all_ours or count > len(in_hand):
-            return await self._reclaim(most, RECLAIM_S)
+            return await self._reclaim(most, RECLAIM_S, await self._left_standing())
         self._reclaim_at_s = time.monotonic() + max(self._holdings.lease_s / 3, RECLAIM_S)
         return 0
 
-    async def _reclaim(self, most: int, period_s: float) -> int:
+    async def _left_standing(self) -> list[bytes]:
+        """Others' entries whose leases do not end because the server's clock was set back."""
+        now_s = clock.boot_s()
+        if not self._standing.is_due(now_s):
+            return []
+        rows = await self._connection.execute(
+            "XPENDING", self._keys.stream, self._group, "-", "+", MOST, effect=Effect.READ
+        )
+        return self._standing.look((row for row in rows if row[1] != self._consumer), now_s)
+
+    async def _reclaim(self, most: int, period_s: float, standing: Sequence[bytes] = ()) -> int:
         """Take over what other consumers left behind; how many entries that was."""
         config = self._config
-        arguments: list[str | int] = [config.group, config.consumer_id, config.claim_min_idle_ms]
+        arguments: list[str | int | bytes] = [config.group, config.consumer_id]
+        arguments.append(config.claim_min_idle_ms)
         entries = await self._connection.submit(
             scripts.call(
                 scripts.RECLAIM,
                 [self._keys.stream],
-                [*arguments, most],
+                [*arguments, most, *standing],
                 Effect.ONCE,
                 builder=self._range,
             )

@@ -473,3 +473,25 @@ async def test_a_scheduler_that_went_by_its_own_clock_is_caught(
     duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
     jump(HOUR_S)
     assert await fires_of(redis, queue, keys, duty) == 1
+
+
+@pytest.mark.fault(30)
+def test_jobs_of_a_worker_that_died_before_the_clock_was_set_back_are_taken_over(
+    clock_server: ClockServer, make_fleet: Callable[[str], Fleet]
+) -> None:
+    """To the server they have just been delivered, for an hour; workers that live keep theirs."""
+    fleet = make_fleet(clock_server.url)
+    fleet.add("hold", 10)
+    options = {"claim_min_idle_ms": 1000, "concurrency": 5, "read_block_ms": 200}
+    doomed, living = fleet.start("doomed", **options), fleet.start("living", **options)
+    eventually(lambda: fleet.ledger.count("start") == 10, "all run")
+    doomed.kill()
+    clock_server.jump(-HOUR_S)
+    heir = fleet.start("heir", **options | {"concurrency": 20})
+    heir.open_gate()
+    fleet.ended(5)
+    living.open_gate()
+    eventually(lambda: fleet.census().is_empty, "all is done")
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.extra_runs == 5, "those of the dead one only"
