@@ -18,6 +18,7 @@ from chasqui.consumer.relocator import MoveBatch
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
+from chasqui.request import Script
 from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -442,13 +443,14 @@ async def test_a_job_whose_consumer_was_deleted_under_it_comes_to_its_end(
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("owner", ["", "c"])
+@pytest.mark.parametrize("script", [scripts.ACK, scripts.COMPLETE], ids=repr)
 async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(
-    redis: Redis, keys: Keys, owner: str
+    redis: Redis, keys: Keys, script: Script
 ) -> None:
     done = await redis("XADD", keys.stream, "*", "d", "")
     await redis("XGROUP", "CREATE", keys.stream, "g", "0")
     await redis("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.stream, ">")
     other = await redis("XADD", keys.stream, "*", "d", "")
-    await redis("EVAL", scripts.ACK.source, 1, keys.stream, "g", owner, done, other)
+    words = [done, other] if script is scripts.ACK else ["c", 1, "", done, "", other, ""]
+    await redis("EVAL", script.source, 1, keys.stream, "g", *words)
     assert [entry_id for entry_id, _ in await redis("XRANGE", keys.stream, "-", "+")] == [other]
