@@ -397,7 +397,9 @@ class Reader:
                 f"stop the others and XGROUP DESTROY {self._keys.stream.decode()} {other}"
             )
         elif answer:
-            logger.info("group %s of queue %s created", *fields.values(), extra=fields)
+            logger.info(
+                "queue %s: group %s created", fields["queue"], fields["group"], extra=fields
+            )
         self._has_group = True
 
     async def _while_paused(self) -> None:

@@ -147,7 +147,8 @@ def test_what_the_program_sets_up_is_left_alone(
         lines = read_until(process, "customer", 3)
         end(process)
     assert orders(lines) == [f"mine ERROR shop order {n} lost money" for n in range(20)]
-    assert lines[0].startswith(f"mine INFO chasqui.consumer queue {queue_name}: worker started")
+    started = f"mine INFO chasqui.consumer queue {queue_name}: worker started"
+    assert any(line.startswith(started) for line in lines)
     assert "Traceback (most recent call last):" in lines
 
 
@@ -176,7 +177,7 @@ def test_a_logger_that_the_program_sees_to_is_shown_once_and_ours_too(
         lines = read_until(process, "dead-letter queue")
         end(process)
     assert orders(lines) == [f"mine ERROR shop order {n} lost money" for n in range(20)]
-    assert "INFO    chasqui.consumer: " in lines[0]
+    assert any("INFO    chasqui.consumer: " in line for line in lines)
 
 
 @pytest.mark.slow
@@ -210,7 +211,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
     url = server.url.replace("://", "://:canary@")
     where = f"127.0.0.1:{server.port}"
     with running("worker", write(), "--json", url=url) as process:
-        lines = read_until(process, f"queue {queue_name}: group default created")
+        lines = read_until(process, "is now its promoter")
         server.kill()
         lines += read_until(process, "lost the server")
         server.start()
@@ -225,7 +226,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
     assert re.fullmatch(
         rf"queue {queue_name}: worker started on (Redis|Valkey) [\d.]+ at {where}/0; "
         r"handlers: pay; concurrency 7; chasqui [\w.]+",
-        texts[0],
+        next(text for text in texts if "worker started" in text),
     )
     about_the_server = [line for line in told if line["logger"] == "chasqui.policy"]
     assert [line["level"] for line in about_the_server] == ["warning", "warning"]
