@@ -1,8 +1,8 @@
-"""The consumers of a queue's groups: who leaves, and who is gone.
+"""The consumers of a queue's group: who joins, who leaves, and who is gone.
 
-A worker that ends leaves its group. One that was killed cannot, so the leader deletes consumers
-that were silent for long. Neither ever deletes one that holds entries: Redis would drop them with
-it.
+A queue has one group: acknowledging deletes, so a second one would lose jobs to the first. A worker
+that ends leaves its group. One that was killed cannot, so the leader deletes consumers that were
+silent for long. Neither ever deletes one that holds entries: Redis would drop them with it.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from chasqui import scripts
 from chasqui.connection import Connection
+from chasqui.errors import NotSupportedError
 from chasqui.keys import Keys
-from chasqui.request import Effect, Request
+from chasqui.request import Effect, Plan, Request
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,21 @@ SILENCE_MS: Final = 3_600_000
 #: How often to look for such, and the most that one look deletes.
 SWEEP_S: Final = 600.0
 SWEPT: Final = 1000
+
+
+def join(keys: Keys, group: str, consumer: str = "") -> Plan[bool]:
+    """Make the group if the queue has none, and the consumer if one is named; True if the group was
+    made. Raises NotSupportedError if the queue has another group."""
+    arguments = [group, consumer]
+    answer = yield scripts.call(scripts.JOIN, [keys.stream], arguments, Effect.IDEMPOTENT)
+    if isinstance(answer, bytes):
+        other = answer.decode(errors="replace")
+        raise NotSupportedError(
+            f"queue {keys.queue!r} has the group {other!r}, and all who take its jobs share one "
+            f"group: what one group has done is gone for another. Use group={other!r}; or stop the "
+            f"others and run XGROUP DESTROY {keys.stream.decode()} {other}"
+        )
+    return bool(answer)
 
 
 def leave(keys: Keys, group: str, consumer: str) -> Request:

@@ -16,7 +16,6 @@ from chasqui import clock, scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui._core.reply import ReplyError
 from chasqui.connection import Connection
 from chasqui.consumer.appetite import Appetite
 from chasqui.consumer.complaints import Complaints
@@ -25,16 +24,15 @@ from chasqui.consumer.decide import GONE, LEFT
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
 from chasqui.consumer.standing import MOST, Standing
+from chasqui.consumers import join
 from chasqui.errors import (
     ChasquiError,
-    NotSupportedError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
 )
 from chasqui.keys import Keys
 from chasqui.request import Effect, Request, commands
-from chasqui.server import exception_for
 
 logger = logging.getLogger(__name__)
 
@@ -375,31 +373,14 @@ class Reader:
     async def join(self) -> None:
         """Take part in the group; NotSupportedError if the queue has another one."""
         config, queue = self._config, self._keys.queue
-        request = scripts.call(
-            scripts.JOIN,
-            [self._keys.stream],
-            [config.group, config.consumer_id],
-            Effect.IDEMPOTENT,
-            raises=False,
-        )
-        answer = await self._connection.submit(request)
-        fields = {"group": config.group, "queue": queue}
-        if isinstance(answer, ReplyError):
-            if answer.code != "OOM":
-                raise exception_for(answer)
-            # What is there already can be read all the same: that will tell.
-            self._complain(exception_for(answer))
-        elif isinstance(answer, bytes):
-            other = answer.decode(errors="replace")
-            raise NotSupportedError(
-                f"queue {queue!r} has the group {other!r}, and workers of a queue share one group: "
-                f"what one has done is gone for the other. Give this worker group={other!r}; or "
-                f"stop the others and XGROUP DESTROY {self._keys.stream.decode()} {other}"
-            )
-        elif answer:
-            logger.info(
-                "queue %s: group %s created", fields["queue"], fields["group"], extra=fields
-            )
+        try:
+            if await self._connection.run(join(self._keys, config.group, config.consumer_id)):
+                fields = {"group": config.group, "queue": queue}
+                logger.info("queue %s: group %s created", queue, config.group, extra=fields)
+        except ServerError as error:
+            if error.code != "OOM":
+                raise
+            self._complain(error)  # what is there already can be read all the same
         self._has_group = True
 
     async def _while_paused(self) -> None:

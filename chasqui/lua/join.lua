@@ -1,6 +1,6 @@
 -- join: a consumer takes part in a group, which is made if the stream has none.
 -- KEYS  1 stream
--- ARGV  1 group   2 consumer
+-- ARGV  1 group   2 consumer, or ''
 -- Returns 1 if the group was made, 0 if it was there, or the name of the group that the stream has instead:
 -- then nothing was made, for what one group has done is deleted, and lost to the other.
 -- From 0, never from `$`: what is in the stream already must be run.
@@ -31,5 +31,7 @@ if made == 1 then
   end
 end
 -- So that it is seen before it has read anything. If that is refused, its first read does it.
-redis.pcall('XGROUP', 'CREATECONSUMER', key, group, consumer)
+if consumer ~= '' then
+  redis.pcall('XGROUP', 'CREATECONSUMER', key, group, consumer)
+end
 return made

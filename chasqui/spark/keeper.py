@@ -9,7 +9,8 @@ from typing import Final
 
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
-from chasqui.errors import ChasquiError, ServerError
+from chasqui.consumers import join
+from chasqui.errors import ChasquiError
 from chasqui.events import ACTIVE, COMPLETED, EVENTS_KEPT
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
@@ -57,7 +58,7 @@ class Keeper:
         deadline_s = time.monotonic() + self._options.consumer_lease + 2
         for queue in self._options.queue:
             self._connections[queue] = open_connection(self._options, queue)
-            self._make_group(queue)
+            self._connections[queue].run(join(Keys(queue), self._options.group))
             while (free_in_ms := self._lease(queue)) >= 0:
                 if time.monotonic() > deadline_s:
                     self.close()
@@ -232,18 +233,3 @@ class Keeper:
             effect=Effect.READ,
         )
         return [row[0].decode() for row in rows]
-
-    def _make_group(self, queue: str) -> None:
-        try:
-            self._connections[queue].execute(
-                "XGROUP",
-                "CREATE",
-                Keys(queue).stream,
-                self._options.group,
-                "0",
-                "MKSTREAM",
-                effect=Effect.IDEMPOTENT,
-            )
-        except ServerError as error:
-            if "BUSYGROUP" not in str(error):
-                raise

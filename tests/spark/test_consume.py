@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chasqui import NotSupportedError
 from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
 from chasqui.spark.options import OptionError
@@ -92,6 +93,17 @@ def test_a_lost_checkpoint_begins_with_what_was_left(each_server: Server, queue_
     assert place == {"seq": 2}
     place, rows = step(reader, place)
     assert ids(rows) == expected[60:]
+
+
+def test_a_second_group_is_refused(redis_86: Server, queue_name: str):
+    url, redis = redis_86.url, Redis(redis_86.url, queue_name)
+    expected = fill(url, queue_name, 2)
+    redis("XGROUP", "CREATE", redis.keys.stream, "workers", "0")
+    with pytest.raises(NotSupportedError, match="has the group 'workers'"):
+        consume_reader(url, queue_name).initialOffset()
+    reader = consume_reader(url, queue_name, group="workers")
+    _, rows = step(reader, reader.initialOffset(), 10)
+    assert ids(rows) == expected
 
 
 def test_one_name_is_held_by_one_query(each_server: Server, queue_name: str):
