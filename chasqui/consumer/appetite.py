@@ -1,7 +1,8 @@
 """How much a worker reads: what its slots can use now, and a little ahead of them.
 
-To read ahead pays while handlers are quick. Slow ones gain nothing by it, and what waits here is
-kept from other workers that could run it: what will not be begun soon is handed back.
+Reading ahead pays while handlers are quick. Slow handlers gain nothing by it, and an entry that
+waits here is kept from other workers that could run it: entries that will not begin soon are handed
+back.
 """
 
 import time
@@ -90,8 +91,13 @@ class Appetite:
             pace = (count - self._paced_count) / since_s
             self._pace += (pace - self._pace) * min(1.0, since_s / PACE_S)
             self._paced_at_s, self._paced_count = now_s, count
-        ahead, prefetch = int(self._pace * AHEAD_S), self._config.prefetch
-        return ahead if prefetch is None else min(ahead, prefetch)
+        ahead, config = int(self._pace * AHEAD_S), self._config
+        # Runs so short that the next entry begins well before it is judged, even if all end at
+        # once: with one in hand, a slot does not wait for a read.
+        places = config.concurrency * (config.batch or 1)
+        if not ahead and self._pace * HOLD_S / 2 >= places:
+            ahead = 1
+        return ahead if config.prefetch is None else min(ahead, config.prefetch)
 
     def _most(self) -> int:
         """The most entries of one read."""

@@ -64,6 +64,37 @@ def test_prefetch_is_the_most(stage: Callable[..., Stage], prefetch: int, most: 
     assert at.appetite.wanted() == most
 
 
+@pytest.mark.parametrize(
+    ("run_s", "options", "ahead"),
+    [
+        (0.1, {"concurrency": 1}, 1),
+        (0.1, {"concurrency": 4}, 1),
+        (0.1, {"concurrency": 1, "prefetch": 0}, 0),
+        (0.1, {"concurrency": 1, "batch": 4}, 1),
+        (1.0, {"concurrency": 1}, 0),
+        (1.0, {"concurrency": 10}, 0),
+        (1.0, {"concurrency": 1, "batch": 10}, 0),
+    ],
+)
+def test_one_entry_waits_behind_runs_that_are_short(
+    stage: Callable[..., Stage], run_s: float, options: dict[str, Any], ahead: int
+) -> None:
+    """All slots begin and end together, a round trip apart: the worst that an entry can meet."""
+    at = stage(**options)
+    places = options["concurrency"] * options.get("batch", 1)
+    for _ in range(20):
+        at.idle = places
+        at.now_s += 0.02
+        asked = at.appetite.wanted()
+        at.idle = 0
+        at.come(asked - places)  # the others begin at once
+        at.now_s += run_s
+        at.finished += places
+        assert at.appetite.excess() == 0, "nothing is read that goes back"
+        at.holdings.waiting.clear()
+    assert asked == places + ahead
+
+
 def test_runs_that_end_at_once_are_no_quick_pace(stage: Callable[..., Stage]) -> None:
     at = stage()
     for _ in range(5):
