@@ -248,7 +248,7 @@ async def test_a_lost_run_is_not_acknowledged_though_its_entry_comes_as_new(
     await queue.add("n", "forgotten")
     await running.fact(begun.wait())
     ((entry_id, *_),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
-    await redis("XACK", keys.stream, "default", entry_id)
+    await redis("XCLAIM", keys.stream, "default", "rival", 0, entry_id)
     engine = running.worker._engine
     assert engine is not None
     engine._heartbeat.beat_now()
