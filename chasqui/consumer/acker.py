@@ -380,8 +380,11 @@ class AckBatch:
             assert acker._events is not None
             acker._events.take_replies(of_events)
         if not self.is_fenced and isinstance(reply, list) and NOT_PENDING in reply:
-            # Most are gone. Those whose consumer was deleted under them are left, and nobody's.
-            # What is pending by now was delivered anew. All of it is told.
+            # All are told by now. Most of those that were not pending are gone, and those that are
+            # pending again were delivered anew. One whose consumer was deleted under it is left.
+            flags = list(zip(self.ids, reply, strict=True))
+            acker._count_doubtful([one for one, flag in flags if flag != NOT_PENDING], [])
+            self.ids = [one for one, flag in flags if flag == NOT_PENDING]
             self.must_fence, self.owner, self.told = True, NOBODY, b""
             acker._post(self)
             return

@@ -168,6 +168,33 @@ async def test_ends_that_are_in_doubt_are_told_once_they_are_not(
     ]
 
 
+async def test_a_run_in_doubt_counts_though_another_of_its_batch_was_not_pending_any_more(
+    queue: Queue, redis: Redis, keys: Keys, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leases were in doubt when the runs ended, and are certain when that is sent."""
+    monkeypatch.setattr(acker.Acker, "_are_ours", lambda self, ids, sure_for_s: len(ids) > 1)
+    gate, begun = asyncio.Event(), 0
+
+    async def handler(job: Job) -> None:
+        nonlocal begun
+        begun += 1
+        await gate.wait()
+
+    running = start(handler, concurrency=2)
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(2)])
+
+    async def both_run() -> bool:
+        return begun == 2
+
+    await until(both_run, "both run")
+    pending = await redis("XPENDING", keys.stream, DEFAULT_GROUP, "-", "+", 1)
+    await redis("XACK", keys.stream, DEFAULT_GROUP, pending[0][0])
+    await redis("XDEL", keys.stream, pending[0][0])
+    gate.set()
+    await running.completed(1)
+    await until(lambda: at_rest(redis, keys), "both are gone")
+
+
 # ── What one script carries ─────────────────────────────────────────────────────────────────────
 
 
