@@ -326,16 +326,17 @@ class Engine:
         # The read may have delivered entries in a reply that we no longer wait for: whatever the
         # server counts as ours and does not run goes back.
         await self._reading.close()
+        held = self.holdings.ids()
         self.holdings.waiting.clear()
         # Handlers keep to their deadline whatever the server does.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._best_effort(self._hand_back(), FLUSH_DEADLINE_S))
+            group.create_task(self._best_effort(self._hand_back(held), FLUSH_DEADLINE_S))
             self._cut_short = await self._finish(deadline_s)
             self._end_duties.set()
         flush_s = max(FLUSH_DEADLINE_S, deadline_s - time.monotonic())
         await self._best_effort(self._flush(), flush_s)
         # What the deadline cut short is still ours: let others have it now.
-        await self._best_effort(self._hand_back(), FLUSH_DEADLINE_S)
+        await self._best_effort(self._hand_back(held), FLUSH_DEADLINE_S)
         if self.connection.is_connected and not self._is_silent:
             await self._leave()
 
@@ -368,13 +369,15 @@ class Engine:
         await asyncio.gather(finishing, return_exceptions=True)
         return await self._dispatcher.stop(0)
 
-    async def _hand_back(self) -> None:
+    async def _hand_back(self, held: list[bytes]) -> None:
+        """Let others have what is not in our hands any more, and what is left of `held`."""
         kept, wake = self.holdings.busy_ids(), self._reader.has_claim
-        released = await release(self.connection, self.keys, self.config, kept, wake=wake)
+        hand_back = functools.partial(release, self.connection, self.keys, self.config)
+        released = await hand_back(freed=held, kept=kept, wake=wake)
         if released and wake:
             # Behind a proxy our own read may not be over yet. It is woken like others, and takes
             # back what is ours; but only once.
-            await release(self.connection, self.keys, self.config, kept, wake=wake)
+            await hand_back(freed=[], kept=kept, wake=wake)
         if released:
             queue = self.keys.queue
             fields = {"queue": queue, "entries": released}

@@ -195,16 +195,21 @@ class Reader:
         """Let others have the entries that came last of those that wait, and what is not in our
         hands. No read of ours is under way that could take them again."""
         holdings = self._holdings
-        # Out of our hands first. If that the server heard of it is not sure, we recover them.
-        for _ in range(count):
-            holdings.lost.discard(holdings.waiting.pop().id)
-        kept = holdings.ids()
-        await release(self._connection, self._keys, self._config, kept, wake=self.has_claim)
+        # Out of our hands first. If the server may not have heard of it, we recover them.
+        freed = [holdings.waiting.pop().id for _ in range(count)]
+        holdings.lost.difference_update(freed)
+        await self._release(freed)
         self._must_release = False
         if not self.has_claim:
             self._reclaim_at_s = 0.0  # whoever has a slot first takes them: that may be us
         fields = {"queue": self._keys.queue, "entries": count}
         logger.debug("%d entries of queue %s wait for others", count, fields["queue"], extra=fields)
+
+    async def _release(self, freed: list[bytes]) -> None:
+        kept = self._holdings.ids()
+        await release(
+            self._connection, self._keys, self._config, freed=freed, kept=kept, wake=self.has_claim
+        )
 
     async def _read(self, room: int, *, back_s: float | None) -> int:
         """Read, and be back at that time; without one, also take over what lapses meanwhile."""
@@ -242,8 +247,7 @@ class Reader:
             return delivery.count
         if is_paused:
             if entries:
-                kept = self._holdings.ids()
-                await release(self._connection, self._keys, config, kept, wake=self.has_claim)
+                await self._release([])
             await self._while_paused()
             return 0
         if entries:
@@ -441,14 +445,22 @@ class Delivery:
 
 
 async def release(
-    connection: Connection, keys: Keys, config: ConsumerConfig, kept: list[bytes], *, wake: bool
+    connection: Connection,
+    keys: Keys,
+    config: ConsumerConfig,
+    *,
+    freed: list[bytes],
+    kept: list[bytes],
+    wake: bool,
 ) -> int:
-    """Hand back every entry that is ours by the server's account, but for those kept; how many.
+    """Hand back every entry that the server assigned to us, except those kept; how many.
 
-    `wake` whoever waits in a read with CLAIM.
+    `freed` were in our hands: those among them whose consumer was deleted go back too. `wake` ends
+    the reads of others that wait with CLAIM.
     """
     wakes = "1" if wake else ""
-    arguments: list[str | bytes] = [config.group, config.consumer_id, wakes, *kept]
+    arguments: list[str | bytes | int] = [config.group, config.consumer_id, wakes]
+    arguments += (len(freed), *freed, *kept)
     try:
         count: int = await connection.submit(
             scripts.call(scripts.RELEASE, [keys.stream], arguments, Effect.IDEMPOTENT)

@@ -442,6 +442,35 @@ async def test_a_job_whose_consumer_was_deleted_under_it_comes_to_its_end(
         assert await running.result(queue, added.id) == "returned"
 
 
+@pytest.mark.fault(26)
+@pytest.mark.usefixtures("hoarding")
+async def test_jobs_whose_consumer_was_deleted_are_handed_back_by_a_drain(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    """One that the deadline cuts short, and those that wait behind it."""
+    begun = asyncio.Event()
+
+    async def endless(job: Job) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def handler(job: Job) -> None:
+        pass
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(5)])
+    options = {"claim_min_idle_ms": LONG_MS, "concurrency": 1, "read_count": 5}
+    running = start(endless, **options, shutdown_deadline_s=0.1)
+    await running.fact(begun.wait())
+    engine = running.worker._engine
+    assert engine is not None
+    assert len(engine.holdings.ids()) == 5
+    await redis("XGROUP", "DELCONSUMER", keys.stream, DEFAULT_GROUP, engine.config.consumer_id)
+    await running.stop()
+    heir = start(handler, **options)
+    await heir.completed(5)
+    await until(lambda: at_rest(redis, keys), "nothing is left of them")
+
+
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("script", [scripts.ACK, scripts.COMPLETE], ids=repr)
 async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(

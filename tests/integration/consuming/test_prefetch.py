@@ -114,6 +114,27 @@ async def test_a_link_that_breaks_while_entries_go_back_loses_none(
     assert stall.runs == Counter(range(count))
 
 
+@pytest.mark.fault(26)
+async def test_what_waits_goes_back_though_its_consumer_was_deleted(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, is_deleted = Appetite.excess, False
+    monkeypatch.setattr(Appetite, "excess", lambda self: judge(self) if is_deleted else 0)
+    stall = Stall()
+    count = await stall.add(queue, behind=10)
+    busy = await stall.begins(start)
+    await redis("XGROUP", "DELCONSUMER", keys.stream, "default", busy.worker.consumer_id)
+    is_deleted = True
+
+    async def went_back() -> bool:
+        return bool((await redis("XPENDING", keys.stream, "default"))[0])
+
+    await until(went_back, "they are pending again")
+    stall.gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
+    assert stall.runs == Counter(range(count)), "each ran once"
+
+
 async def test_slow_handlers_read_nothing_ahead(
     queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
