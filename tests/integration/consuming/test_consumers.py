@@ -13,7 +13,7 @@ from chasqui.connection import Connection
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.promoter import PromoterDuty
 from chasqui.queue import Queue
-from tests.integration.consuming.conftest import Redis, Running, until
+from tests.integration.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -91,6 +91,28 @@ async def test_a_worker_without_the_right_to_leave_ends_well(
         await running.stop()
     assert await names_of(redis, keys) == ["poor"]
     assert [one.message for one in caplog.records if one.levelname == "WARNING"] == []
+
+
+@pytest.mark.parametrize("has_group", [False, True])
+async def test_a_worker_without_the_right_to_see_groups_works(
+    private_server: Callable[..., Server],
+    queue_name: str,
+    start_at: Callable[..., Running],
+    redis_at: Callable[[str], Redis],
+    keys: Keys,
+    has_group: bool,
+) -> None:
+    server = private_server("redis-8.6")
+    redis = redis_at(server.url)
+    await redis("ACL", "SETUSER", "poor", "on", ">x", "~*", "+@all", "-xinfo")
+    url = server.url.replace("://", "://poor:x@")
+    async with Queue(queue_name, redis_url=server.url) as queue:
+        await queue.add("mail", 1)
+        if has_group:
+            await redis("XGROUP", "CREATE", keys.stream, "default", "0")
+        running = start_at(url, fine)
+        await running.completed(1)
+        await until(lambda: at_rest(redis, keys), "it is acknowledged")
 
 
 async def test_a_worker_whose_server_is_gone_ends_as_soon(
