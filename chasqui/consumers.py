@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 HANDED_BACK_MS: Final = 864_000_000
 #: How long a consumer that holds nothing may be silent before it is deleted.
 SILENCE_MS: Final = 3_600_000
-#: How often to look for such, and the most that one look deletes.
+#: How often to look for such consumers, and the most that one look deletes.
 SWEEP_S: Final = 600.0
 SWEPT: Final = 1000
 
@@ -54,7 +54,7 @@ def sweep(keys: Keys) -> Request:
 
 
 class Sweeper:
-    """Deletes consumers that are gone, once in a while, for a leader that calls it in its turns."""
+    """Deletes consumers that are gone, once in a while; the leader calls it in each turn."""
 
     def __init__(self, keys: Keys, connection: Connection) -> None:
         self._keys = keys
@@ -73,9 +73,14 @@ class Sweeper:
         queue = self._keys.queue
         if (error := look.exception()) is not None:
             fields = {"queue": queue}
-            logger.info("queue %s lists consumers that are gone: %s", queue, error, extra=fields)
+            logger.info(
+                "queue %s: consumers that are gone could not be deleted: %s",
+                queue,
+                error,
+                extra=fields,
+            )
         elif count := look.result():
             fields = {"queue": queue, "consumers": count}
-            logger.info("%d consumers of queue %s were gone: deleted", count, queue, extra=fields)
+            logger.info("queue %s: deleted %d consumers that were gone", queue, count, extra=fields)
             if count == SWEPT:
                 self._due_at_s = 0.0

@@ -58,7 +58,7 @@ class Dialler:
         return await open_link(endpoint, self._introduction, self._credential_provider)
 
     def missed(self, error: Exception) -> None:
-        """The server, which was there, cannot be reached, or makes no sense."""
+        """A server that was there cannot be reached, or breaks the protocol."""
         self._redial.missed(self._endpoint, error, monotonic())
 
     def link_down(self) -> None:

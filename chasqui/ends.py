@@ -243,7 +243,7 @@ class JobEnds:
             self._reading = asyncio.get_running_loop().create_task(self._read())
 
     def _look_back(self) -> None:
-        """See that the past is read, if there is any that is not known."""
+        """Read the past in the background, unless all of it is known."""
         if self._unknown_to is None:
             return
         if self._looking_back is not None:

@@ -52,7 +52,7 @@ class Link(asyncio.BufferedProtocol):
         self.profile: ServerProfile | None = None
         self.inflight: deque[Request] = deque()
         self.is_writable = True
-        #: Why it was dropped, if its server made no sense or did not answer.
+        #: Why we dropped it: its server broke the protocol or did not answer.
         self.fault: Exception | None = None
         #: No new requests go out: the link closes once its last reply has come.
         self.is_retired = False
@@ -231,7 +231,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 async def in_thread_or_here(function: Callable[[], T]) -> T:
-    """The same at the end of something, which must come though no thread can be started."""
+    """The same; if no thread can be started, the function runs here and blocks the loop."""
     try:
         return await in_thread(function)
     except RuntimeError:

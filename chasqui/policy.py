@@ -53,7 +53,7 @@ _AGAIN_MIN_S, _AGAIN_MAX_S = 0.2, 0.4
 #: A link that lived this long was a good one.
 _GOOD_LINK_S = 1.0
 _BUSY_MIN_S, _BUSY_MAX_S = 0.02, 0.5
-#: A server that is lost again sooner than this after it was told is not told again.
+#: The loss of a server is logged at most once in this time.
 _TOLD_S = 10.0
 
 #: What `socket.getaddrinfo` gives: family, kind, protocol, name, address.
@@ -70,7 +70,7 @@ class Search:
         self._next_s = 0.0
         #: Since when the server is known to be lost.
         self._lost_s: float | None = None
-        #: When it was last told that the server is lost, and as what, until it is back.
+        #: When its loss was last logged, and under which name, until it is back.
         self._told_s = -math.inf
         self._told: str | None = None
 
@@ -85,7 +85,7 @@ class Search:
         self._next_s = now_s + gap_s * random.uniform(1.0, 1.1)
 
     def missed(self, endpoint: Endpoint, error: Exception, now_s: float) -> None:
-        """A server that was there cannot be reached, or makes no sense."""
+        """A server that was there cannot be reached, or breaks the protocol."""
         if self._lost_s is None:
             self._lost_s = now_s
         if self._told is None and now_s - self._told_s >= _TOLD_S:

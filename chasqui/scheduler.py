@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 #: meanwhile.
 FIRES_PER_CALL: Final = 256
 _BYTES_PER_CALL: Final = 4 << 20
-#: A spec that fires so much later than it was due, or by a whole interval, is late.
+#: A spec is late if it fires this long after it was due, or a whole interval after.
 LATE_MS: Final = 1000
 #: How often a scheduler that is behind says so.
 WARN_EVERY_S: Final = 60.0
@@ -214,7 +214,8 @@ class SchedulerDuty(Duty):
         return Fired(current.fires, len(current.unreadable), next_due_s)
 
     async def _find_next(self, current: _Round) -> float | None:
-        """See when the first spec is due that this round did not fire; how long until then."""
+        """Note when the next spec is due, of those that this round did not fire; in how many
+        seconds that is."""
         after = f"({current.until_ms}"
         time, upcoming = await self.connection.submit(
             commands(

@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 #: How long a drain may take beyond its handlers, for all of acks, moves and leadership.
 FLUSH_DEADLINE_S = 4.0
-#: And how long the end of the heartbeat after that: it may be looking up a name.
+#: How long the heartbeat may take to end after that: it may be looking up a name.
 HEARTBEAT_END_S = 1.0
 #: How long a drain that was cancelled waits, in all, for a server that is gone.
 CANCELLED_S = 1.0
-#: How long it may take to leave the group, where the server has answered all before.
+#: How long it may take to leave the group of a server that answers.
 LEAVE_S = 1.0
-#: So many handlers are named when a worker starts.
+#: How many handlers a worker names when it starts.
 TOLD_NAMES = 10
 #: How long a duty that ended by an error waits before it begins anew.
 DUTY_AGAIN_MIN_S, DUTY_AGAIN_MAX_S = 1.0, 30.0
@@ -221,7 +221,7 @@ class Engine:
             await _undisturbed(self._let_go(tasks))
 
     def _tell_start(self) -> None:
-        """What works here, with what and where: the first that is asked when something is wrong."""
+        """Log what runs, with what and where: the first questions when something is wrong."""
         names, server = self._handlers.names, self.connection.server
         shown = ", ".join(names[:TOLD_NAMES])
         more = len(names) - TOLD_NAMES
@@ -341,8 +341,8 @@ class Engine:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Cease to be a consumer of the group; what was handed back keeps us one. Nobody needs it:
-        the leader does it later."""
+        """Leave the group, unless entries that we handed back still have our name. If it fails, the
+        leader deletes the consumer later."""
         config, queue = self.config, self.keys.queue
         try:
             async with asyncio.timeout(self._limit_s(LEAVE_S)):

@@ -1,11 +1,11 @@
-"""The acker: finished entries leave the stream in batches, with what their handlers returned, and
-whoever waits for them is told.
+"""The acker: takes finished entries out of the stream in batches, stores their results and writes
+their `completed` events.
 
-While the lease is certain an acknowledgement is a plain XACKDEL, and behind it in the same request
-goes what tells that the jobs are done: after a lost link all of it is sent again. Once the lease
-may have lapsed, a script checks for each entry that it is still ours and tells only then: a late
-answer must not take a job from its new owner, nor tell that it is done. What returned something
-always goes by that script. What cannot be sent is kept and tried again, through the script.
+While the lease is certain, an acknowledgement is a plain XACKDEL with the events behind it in the
+same request: after a lost link all of it is sent again. Once the lease may have lapsed, a script
+checks that each entry is still ours, and writes its event only then: a late answer must not take a
+job from its new owner, nor say that it is done. That script also stores results, and repeats what
+could not be sent.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Acker:
         self._told = CommandBuffer()
         self._results: list[tuple[bytes, bytes, bytes, Told]] = []  # entry id, key, value, event
         self._result_bytes = 0
-        #: By entry id, where it was not certain that the run counts: not told before that is known.
+        #: By entry id, runs that may not count: they are reported once the server has answered.
         self._outcomes: dict[bytes, JobOutcome] = {}
         self._inflight: set[AckBatch] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -159,7 +159,7 @@ class Acker:
             self._outcomes[entry.id] = outcome
 
     def _count_doubtful(self, ids: list[bytes], lost: list[bytes]) -> None:
-        """Tell which runs count after all, now that the server has said whose they were."""
+        """Report the runs that count after all, now that the server has said whose they were."""
         if self._metrics is not None and self._outcomes:
             for entry_id in ids:
                 outcome = self._outcomes.pop(entry_id, None)
@@ -172,7 +172,7 @@ class Acker:
             self._timer.cancel()
             self._timer = None
         if self._events is not None:
-            self._events.run_once()  # that a run began is told before that it is over
+            self._events.run_once()  # `active` goes before `completed`
         batches = list(self._gathered())
         self._inflight.update(batches)
         if self._ids:
@@ -380,8 +380,8 @@ class AckBatch:
             assert acker._events is not None
             acker._events.take_replies(of_events)
         if not self.is_fenced and isinstance(reply, list) and NOT_PENDING in reply:
-            # All are told by now. Most of those that were not pending are gone, and those that are
-            # pending again were delivered anew. One whose consumer was deleted under it is left.
+            # All events are written. Most entries that were not pending are gone, and those that
+            # are pending again were delivered anew. An entry whose consumer was deleted is left.
             flags = list(zip(self.ids, reply, strict=True))
             acker._count_doubtful([one for one, flag in flags if flag != NOT_PENDING], [])
             self.ids = [one for one, flag in flags if flag == NOT_PENDING]

@@ -14,12 +14,13 @@ from chasqui.consumer.holdings import Holdings
 
 #: How much work to hold in hand, in seconds at the present pace.
 AHEAD_S: Final = 0.02
-#: The pace is that of about so long, looked at so often at most: runs that end all at once are no
-#: sign of quick handlers.
+#: The pace is an average over about PACE_S, updated every PACE_LOOK_S at most: many runs that end
+#: at once do not mean quick handlers.
 PACE_S: Final = 0.5
 PACE_LOOK_S: Final = 0.05
-#: How often what waits is judged: what would not be begun within so long goes back. A judgment
-#: looks at the time since the last one, so what comes just before a standstill waits for two.
+#: How often waiting entries are judged: those that would not begin within this time go back. A
+#: judgment looks at the time since the last one, so an entry that comes just before a standstill
+#: waits for two.
 HOLD_S: Final = 0.4
 #: While the size of entries is not known.
 FIRST_READ: Final = 32
@@ -64,11 +65,11 @@ class Appetite:
             self._judged_count = self._finished()
 
     def judged_in_s(self) -> float:
-        """When what waits is to be judged."""
+        """In how many seconds the waiting entries are judged."""
         return max(0.0, self._judge_at_s - time.monotonic())
 
     def excess(self) -> int:
-        """How many of those that wait would not be begun soon, when it is time to judge that."""
+        """How many waiting entries would not begin soon; 0 until it is time to judge that."""
         waiting = len(self._holdings.waiting)
         now_s = time.monotonic()
         if not waiting or now_s < self._judge_at_s:

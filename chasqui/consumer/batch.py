@@ -18,8 +18,8 @@ ANY: Final = ""
 class BatchDispatcher(Dispatcher):
     """A dispatcher whose slots each run one batch at a time.
 
-    One slot at a time gathers, and all that comes meanwhile is its own: a batch is full before the
-    next one begins.
+    One slot at a time gathers, and takes every entry that comes meanwhile: one batch is full before
+    the next one begins.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

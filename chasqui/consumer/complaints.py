@@ -1,4 +1,4 @@
-"""What happens again and again is told a few times and then by its number, so that a log stays
+"""Log records that repeat: the first few are written, the others are counted, so that a log stays
 readable."""
 
 import asyncio
@@ -12,7 +12,7 @@ from chasqui.consumer.runs import as_exc_info
 
 #: How long records of a kind are counted together.
 EVERY_S: Final = 10.0
-#: More kinds than this are not kept apart: the oldest is told and forgotten.
+#: The most kinds that are counted at once: beyond that the oldest is logged and forgotten.
 MOST_KINDS: Final = 100
 
 
@@ -39,7 +39,7 @@ class Complaints:
     EVERY_S. The last of those that were left out is logged at the end of that time, with their
     number.
 
-    Of a kind are records with one text before its arguments, and one `kind`.
+    Records are of one kind if they have the same text, before its arguments, and the same `kind`.
     """
 
     def __init__(self, logger: logging.Logger, queue: str, *, burst: int = 1) -> None:
@@ -63,8 +63,8 @@ class Complaints:
         self._log(logging.ERROR, text, arguments, **more)
 
     def leaves_out(self, text: str, kind: object, about: About) -> bool:
-        """Whether a record of this kind is left out now; then it is counted. The quick way, for
-        what may happen thousands of times a second."""
+        """Whether a record of this kind is left out now; if so, count it. A quick check, for what
+        may happen thousands of times a second."""
         seen = self._kinds.get((text, kind))
         if seen is None or seen.left or time.monotonic() >= seen.ends_s:
             return False
@@ -73,7 +73,7 @@ class Complaints:
         return True
 
     def close(self) -> None:
-        """Log what was left out and not told yet."""
+        """Log the counts of what was left out."""
         for key in list(self._kinds):
             self._end(key)
 
@@ -115,7 +115,7 @@ class Complaints:
     def _call_later(self, delay_s: float, key: tuple[str, object]) -> asyncio.TimerHandle | None:
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # in a thread: the next one tells, or the end
+        except RuntimeError:  # in a thread: the next record or `close` logs it
             return None
         return loop.call_later(delay_s, self._end, key)
 

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 TURN_JOBS: Final = 64
 #: How often to see whether leases hold again.
 LAPSED_POLL_S: Final = 0.05
-#: Of failed runs, and of dead jobs, with errors of one type, so many are logged one by one.
+#: How many failed runs, or dead jobs, with errors of one type are logged one by one.
 TOLD_JOBS: Final = 10
 #: How long a slot that ended stays closed, so that one that ends again and again costs little.
 REOPEN_S: Final = 0.1
@@ -222,8 +222,8 @@ class Dispatcher:
         return len(pending)
 
     async def _work(self, slot: Slot, context: contextvars.Context) -> None:
-        """Run one job after the other, until we stop or a run has changed the task's context: no
-        variable can be unset without its token, so the slot goes on in another task then."""
+        """Run one job after the other, until we stop or a run has changed the task's context: a
+        variable cannot be unset without its token, so the slot then continues in another task."""
         holdings, fresh = self._holdings, slot.context
         waiting = holdings.waiting
         in_a_row = 0
@@ -345,7 +345,7 @@ class Dispatcher:
             return
         self.finished += 1
         if self._holdings.lost and self._is_let_go(entry):
-            return  # nor is it told: whoever owns it now runs it
+            return  # its new owner runs it, and says how it ended
         duration_us = (clock.boot_ns() - started_ns) // 1000 if self._is_told else 0
         if encoded is None:
             self._acker.done(entry, duration_us)
@@ -391,7 +391,7 @@ class Dispatcher:
         if self._events is not None:
             self._events.failed(entry.job_id, entry.name, attempt, text_of(error), duration_us)
         if self._is_let_go(entry):
-            return True  # whoever owns it now runs it
+            return True  # its new owner runs it
         if isinstance(error, LeaseLostError):
             return True  # not by our word: its lease runs out, so that each time is a delivery
         failure = failure or failure_of(error)

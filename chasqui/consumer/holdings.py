@@ -25,10 +25,10 @@ class Slot:
         self.entry: Entry | None = None
         #: Where jobs run in batches: those that run now.
         self.entries: tuple[Entry, ...] = ()
-        #: Of the run that goes on or, if none does, of the last one.
+        #: Of the job that runs or, if none does, of the last one.
         self.name = ""
         self.started_ns = 0
-        #: What every run's context begins as: that of whoever runs the worker, and this slot.
+        #: What the context of every run starts as: that in which the worker runs, and this slot.
         self.context = copy_context()
         self.context.run(running_slot.set, self)
 
@@ -104,7 +104,7 @@ class Holdings:
         return ids + [entry.id for slot in self.slots for entry in slot.entries]
 
     def running_names(self, since_ns: int) -> list[str]:
-        """Of the jobs that run or, if none does, that have begun since; a few of them."""
+        """Names of running jobs or, if none runs, of jobs that began after `since_ns`; a few."""
         running = {slot.name for slot in self.slots if slot.entry or slot.entries}
         begun = {slot.name for slot in self.slots if slot.started_ns > since_ns}
         return sorted(running or begun)[:SHOWN_NAMES]

@@ -16,7 +16,7 @@ from chasqui.consumer.complaints import Complaints
 
 logger = logging.getLogger(__name__)
 
-#: How long to wait before asking again for a thread or a process that was not to be had.
+#: How long to wait after a thread or a process could not be started.
 AGAIN_S: Final = 1.0
 
 
@@ -36,7 +36,7 @@ class ThreadPool:
         self._complaints = Complaints(logger, queue)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns. Where there is no thread to be had it waits for one."""
+        """What the function returns. Waits while no thread can be started."""
         while True:
             if self._executor is None:
                 self._executor = _Executor(self._places, self._name)
@@ -89,7 +89,7 @@ class ThreadPool:
 
 
 class _Executor(ThreadPoolExecutor):
-    """Where no further thread can be started, those that there are do the work."""
+    """Uses the threads that it has if no other can be started."""
 
     def _adjust_thread_count(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Processes that handlers run in, each of them one job at a time; how they begin and how they end.
+"""Processes that run handlers, each one job at a time: how they begin and how they end.
 
 A process imports its handler and says so, takes a job and says so, then sends what came of it. So
 the pool knows which jobs were begun: time counts from there, and a process that died idle costs no
@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 START_S: Final = 120.0
 #: How often to look whether a process that was told to end is gone.
 LOOK_S: Final = 0.01
-#: No future carries the first; the second would take apart the coroutines that wait for it.
+#: A future cannot carry the first; the second would close the coroutines that await it.
 NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
 
-#: Both ways go frames, each behind its length. An empty one says: ready, or begun.
+#: Frames go both ways, each behind its length. An empty one means: ready, or begun.
 _LENGTH: Final = struct.Struct(">Q")
 #: What the frame of an outcome begins with: a result, or an error with its traceback.
 _RETURNED, _RAISED = b"r", b"e"
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
-#: Made and entered in each process around the import of its handler; must be importable itself.
+#: Each process enters this while it imports its handler; it must be importable itself.
 around_import: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 #: In such a process: the job that runs, or the batch of them.
 running_job: contextvars.ContextVar[Any] = contextvars.ContextVar("running_job", default=None)
@@ -59,14 +59,14 @@ class ProcessPool:
         self._places = places
         self._room = asyncio.Semaphore(places)
         self._idle: list[_Process] = []
-        #: All that are not known to be gone, and the ends of those that are to go.
+        #: All that may still be there, and the tasks that end some of them.
         self._living: set[_Process] = set()
         self._ends: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def begin(self, job: Any) -> AsyncIterator[Awaitable[Any]]:
-        """What the handler returns, to be awaited. Entered once a process has begun to run the job;
-        one that has not ended at the exit is given up with its process."""
+        """Start a run, and give what to await for its result. If the block is left before the run
+        has ended, its process is ended."""
         frame = _framed(pickle.dumps(job))
         async with self._room:
             process = await self._begin(frame)
@@ -87,8 +87,8 @@ class ProcessPool:
             await asyncio.wait(self._ends)
 
     async def _begin(self, frame: bytes) -> "_Process":
-        """A process that runs the job by now. Those that died while they had nothing to do are
-        passed over; if a new one dies before it begins, the run has failed."""
+        """A process that has begun the job. Processes that died while idle are passed over; if a
+        new one dies before it begins, the run has failed."""
         while True:
             is_new = not self._idle
             process = await self._start() if is_new else self._idle.pop()
@@ -123,7 +123,7 @@ class ProcessPool:
                 return process
 
     def _end(self, process: "_Process") -> None:
-        """Have it ended; it leaves room for another when it is gone."""
+        """End it in the background; once it is gone another may start."""
         if process.is_ending:
             return
         process.is_ending = True
@@ -263,11 +263,11 @@ def serve(
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process when the worker's dies, whatever runs here then: a thread
-    that waits for it would make handlers that fork do so beside a thread."""
+    """Have the system end this process when the worker's dies, whatever runs here then. A thread
+    could do that too, but then handlers that fork would fork a process with threads."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # A pipe that nothing comes through any more, but its end.
+    # A pipe: nothing more comes through it until it is closed.
     fd = parent.sentinel
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
@@ -280,7 +280,7 @@ def _end_with_parent() -> None:
 
 
 def _receive(line: socket.socket, length: int) -> bytearray | None:
-    """So many bytes; None if the line ends before."""
+    """Read `length` bytes; None if the line ends before that."""
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -299,7 +299,7 @@ def _outcome(run: Callable[[Any], Any], request: bytearray) -> bytes:
         return _failure(error)
     try:
         return _RETURNED + pickle.dumps(result)
-    except Exception:  # of a batch's, the others are good
+    except Exception:  # the other results of a batch are good
         each = isinstance(result, list)
         sent = [_sendable(one) for one in result] if each else _Unsendable(result)
         return _RETURNED + pickle.dumps(sent)
@@ -320,8 +320,8 @@ def _failure(error: BaseException) -> bytes:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error, or one like it that survives the way to another process: there are exceptions that
-    can be pickled and not unpickled."""
+    """The error, or one like it that another process can unpickle: some exceptions can be pickled
+    and not unpickled."""
     if isinstance(error, BatchError):  # each job of it keeps its own fate
         failures: dict[str, Any] = {one: _portable(why) for one, why in error.failures.items()}
         results = {one: _sendable(result) for one, result in error.results.items()}
@@ -355,8 +355,8 @@ class _Unsendable:
 
 
 def _stand_in(name: str, module: str = "builtins") -> Any:
-    """In the worker, where results are stored if they are wanted: there this one is refused by the
-    name of its type. The handler ran to its end, so this is no failed run."""
+    """What the worker gets instead of a result that it cannot have. If results are stored, it is
+    refused by the name of its type; if not, the run counts as done."""
     return type(name, (), {"__module__": module})()
 
 

@@ -5,8 +5,9 @@
 --       then per job: entry id, number of values that follow, field, value, …
 -- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
 -- cannot be made, the script ends there and the entry stays pending. So it does if it may not go: each
--- command is used once to no effect before the first copy is made. Who waits for a job is told in the
--- same step. The events stream is not among the keys: who may not write it moves jobs all the same.
+-- command is used once to no effect before the first copy is made. The event for those
+-- who wait for a job is written in the same step. The events stream is not among the keys: a user who may not
+-- write it still moves jobs.
 local key, dead, group, owner, keep = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 local denied = redis.pcall('XADD', dead, '0-0', 'd', '')
 if not string.find(denied.err, 'greater than 0-0', 1, true) then

@@ -1,5 +1,5 @@
--- complete: jobs are done, if they are still ours: acknowledge them, store what they returned and tell
--- who waits for them, in one step.
+-- complete: jobs are done, if they are still ours: acknowledge them, store what they returned and write
+-- their events, in one step.
 -- KEYS  1 stream   then per job: result; or nothing more if none of them returned anything
 -- ARGV  1 group   2 consumer that must still own them   3 ms to keep results
 --       4 the events stream, or '' if nothing is told   then per job: entry id, encoded result (or ''),
@@ -8,7 +8,7 @@
 -- nothing was stored and nobody told.
 -- The acknowledgement comes first. A script's first write is refused when memory is short, unless it
 -- frees some: so a queue drains even then, and the result, as a later write, is still stored.
--- The events stream is not among the keys: who may not write it acknowledges all the same.
+-- The events stream is not among the keys: a user who may not write it still acknowledges.
 local call, argv, key, group, owner, events = redis.call, ARGV, KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 local step = events == '' and 2 or 7
 local answers = {}

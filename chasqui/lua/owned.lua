@@ -1,6 +1,7 @@
--- owned: stands before scripts that are about entries in a consumer's hands, and says whose they are.
--- An orphan was delivered, is in the stream, and is pending for nobody: its consumer was deleted under it.
--- Whoever has it in hand may see it to its end, for nobody else ever would. Who may not ask finds none.
+-- owned: functions that say whose entry it is, for scripts about entries in a consumer's hands.
+-- An orphan was delivered, is in the stream, and is pending for nobody: its consumer was deleted, or somebody
+-- acknowledged it without deleting it. The worker that has it in hand may finish it, for nobody else ever
+-- would. A user without the rights to look finds no orphans.
 local function is_orphan(key, group, id)
   if #redis.pcall('XRANGE', key, id, id, 'COUNT', 1) == 0 then
     return false

@@ -4,9 +4,9 @@
 --       had in hand and lets go   then those, then the ids that it keeps
 -- Returns how many were handed back: all that is the consumer's and not kept, and orphans that it lets
 -- go. They get an idle time beyond any lease, so that the next reader takes them at once, and their
--- delivery does not count. One that waits in a read with CLAIM is woken by
--- a new entry only: there is one for a moment, which nobody sees. Elsewhere there is none, for the server
--- counts it: a group's lag is unknown then, or 1 too many, until more is read.
+-- delivery does not count. Only a new entry wakes a read that waits with CLAIM: so one is added and deleted
+-- at once, and nobody sees it. Without CLAIM none is added, for the server counts it: a group's lag is then
+-- unknown, or 1 too many, until more is read.
 local key, group, owner = KEYS[1], ARGV[1], ARGV[2]
 local beyond = 864000000
 local kept, first_kept = {}, 5 + ARGV[4]
