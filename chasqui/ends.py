@@ -77,11 +77,11 @@ def added_ms(keys: Keys, job_id: str, since_ms: int | None) -> Plan[int]:
     """When the job was added, by the server's clock: an end before that is another's, who had the
     id earlier. 0 where that is not known, or cannot be. A `since_ms` is what the caller says, by
     the clock of this machine."""
-    if since_ms is not None:
+    if since_ms:
         seconds, micros = yield commands(("TIME",), effect=Effect.READ)
         ahead_ms = int(seconds) * 1000 + int(micros) // 1000 - time.time_ns() // 1_000_000
-        return max(0, since_ms + ahead_ms - EARLIER_MS) if since_ms else 0
-    if drawn_ms(job_id):
+        return max(0, since_ms + ahead_ms - EARLIER_MS)
+    if since_ms == 0 or drawn_ms(job_id):
         return 0
     mget = ("MGET", keys.unique(job_id), keys.dlid(job_id))
     values = yield commands(mget, effect=Effect.READ, raises=False)
