@@ -37,6 +37,9 @@ def _run(arguments: Sequence[str]) -> int:
         code = app(list(arguments), prog_name="chasqui", standalone_mode=False)
         sys.stdout.flush()
     except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # no public name either
+            print(error, file=sys.stderr)
+            return 2
         return _fail(2, getattr(error, "format_message", error.__str__)(), is_json)
     except (ValueError, NotSupportedError) as error:
         return _fail(2, str(error), is_json)

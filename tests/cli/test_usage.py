@@ -70,6 +70,18 @@ def test_help_has_an_example_and_fits_the_screen(command: str) -> None:
         assert "--log-level" in ran.out
 
 
+@pytest.mark.parametrize("line", ["", "dlq", "repeatable", "delayed", "spark"])
+def test_group_alone_shows_its_help(line: str) -> None:
+    alone, asked = call(*line.split()), call(*line.split(), "--help")
+    assert (alone.code, alone.out, alone.err) == (2, "", asked.out)
+    assert "\n\nCommands:\n" in asked.out
+
+
+@pytest.mark.parametrize("line", ["", "dlq", "inspect", "repeatable add"])
+def test_help_has_a_short_name(line: str) -> None:
+    assert call(*line.split(), "-h") == call(*line.split(), "--help")
+
+
 def commands_of(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every command that the program has, and how it is typed."""
     names = command.list_commands(None) if hasattr(command, "list_commands") else []
