@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -113,6 +113,10 @@ class Worker:
             timeout_ms=timeout_ms,
             queue=queue_name,
         )
+        if (places := self._handlers.places) is not None:
+            # No slot waits for a process: others may have one for the job.
+            slots = min(self._config.concurrency, places)
+            self._config = replace(self._config, concurrency=slots)
         self._make_job: Callable[[Engine, Entry], Any] = _make_job
         if tracing is not None:
             traced = TracedHandlers(self._handlers, tracing, queue_name, group)

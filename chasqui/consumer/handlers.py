@@ -74,6 +74,15 @@ class Handlers:
             self._default = self._runner(_check(handler, "handler"), "")
             self.names.append(f"{_name_of(handler)} for all")
 
+    @property
+    def places(self) -> int | None:
+        """How many jobs can run at once; None if that is not known here: a coroutine function takes
+        no place, nor does a plain one in a thread that hands back a coroutine."""
+        runners = [*self._runners.values(), self._default]
+        if not all(isinstance(run, _InProcess | None) for run in runners):
+            return None
+        return sum(pool.places for pool in self._process_pools)
+
     def find(self, name: str) -> tuple[Runner | None, float | None]:
         """What runs a job of this name, or None, and how many seconds a run may take, or None: then
         it has no limit, or keeps to it by itself."""

@@ -56,7 +56,7 @@ class ProcessPool:
         self._queue = queue
         self._complaints = Complaints(logger, queue)
         self._handler = pickle.dumps(handler)
-        self._places = places
+        self.places = places
         self._room = asyncio.Semaphore(places)
         self._idle: list[_Process] = []
         #: All that may still be there, and the tasks that end some of them.
@@ -109,7 +109,7 @@ class ProcessPool:
                 return process
 
     async def _start(self) -> "_Process":
-        while len(self._living) >= self._places:  # one of them is about to go
+        while len(self._living) >= self.places:  # one of them is about to go
             await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
         while True:
             try:

@@ -154,6 +154,21 @@ async def test_a_job_waits_for_a_process_that_cannot_be_started(
     assert await running.fact(job.result()) == 8
 
 
+async def test_no_job_waits_for_a_process_where_another_worker_has_one(
+    queue: Queue, start: Start, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    long = {"began": f"{tmp_path}/began", "until": str(end)}
+    short = {"began": f"{tmp_path}/other", "until": str(tmp_path)}
+    await queue.add_bulk([{"name": "n", "data": data} for data in (long, short, short, short)])
+    busy = start(handlers.wait_for_file, processes=1)
+    await until(lambda: asyncio.to_thread((tmp_path / "began").exists), "the long run has begun")
+    other = start(handlers.wait_for_file, processes=1)
+    await other.completed(3)
+    end.touch()
+    await busy.completed(1)
+
+
 @pytest.mark.both_loops
 async def test_a_process_is_used_again(queue: Queue, start: Start) -> None:
     running = start(handlers.process_id, processes=2, concurrency=1, store_results=True)
