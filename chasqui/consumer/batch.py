@@ -116,7 +116,7 @@ class BatchDispatcher(Dispatcher):
                 results = returned
             elif returned is not None and self._config.store_results:
                 self.complaints.warn(
-                    "a batch handler of queue %s returned no list of one result for each job: "
+                    "queue %s: a batch handler returned no list of one result for each job: "
                     "nothing is stored",
                     self._queue,
                 )
@@ -125,7 +125,8 @@ class BatchDispatcher(Dispatcher):
             results = [error.results.get(job.id) for job in jobs]
             if unknown := {*failures, *error.results} - {job.id for job in jobs}:
                 self.complaints.warn(
-                    "BatchError names jobs that were not in the batch: %s",
+                    "queue %s: BatchError names jobs that were not in the batch: %s",
+                    self._queue,
                     ", ".join(map(repr, list(unknown)[:5])),
                     jobs=len(unknown),
                 )

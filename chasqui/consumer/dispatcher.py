@@ -243,7 +243,9 @@ class Dispatcher:
                 # Ours, not the handler's: the entry is reclaimed when its lease is over.
                 slot.entry = None
                 self.complaints.fail(
-                    "entry %s could not be seen to, and runs again when its lease is over: %s",
+                    "queue %s: entry %s could not be seen to, and runs again when its lease is "
+                    "over: %s",
+                    self._queue,
                     entry.id.decode(),
                     in_short(error),
                     error=error,
@@ -376,7 +378,8 @@ class Dispatcher:
             # The handler wants the process to end. That is a failed run like others, so that a
             # job that ends every process that takes it does not do so for ever.
             logger.warning(
-                "job %s (%s) raised %r: the worker stops",
+                "queue %s: job %s (%s) raised %r: the worker stops",
+                self._queue,
                 entry.job_id,
                 entry.name,
                 error,
@@ -413,16 +416,20 @@ class Dispatcher:
                     entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
                 )
             if isinstance(error, Retry):  # no failure: the handler asked for it
-                text = "job %s (%s) asked to run again, in %d ms: %s"
+                text = "queue %s: job %s (%s) asked in run %d of %d to run again, in %d ms: %s"
                 self.complaints.inform(text, about=about)
             else:
-                text, kind = "job %s (%s) failed and runs again in %d ms: %s", type(error)
+                text = "queue %s: job %s (%s) failed, run %d of %d, and runs again in %d ms: %s"
+                kind = type(error)
                 if not self.complaints.leaves_out(text, kind, about):
                     self.complaints.warn(text, about=about, kind=kind, raised=error)
 
         def about() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            facts = entry.job_id, entry.name, verdict.delay_ms, in_short(error)
-            return facts, self._fields(entry) | {"backoff_ms": verdict.delay_ms}
+            most = self._config.limits.attempts_of(entry)
+            run = self._queue, entry.job_id, entry.name, verdict.attempt, most
+            return (*run, verdict.delay_ms, in_short(error)), self._fields(entry) | {
+                "backoff_ms": verdict.delay_ms
+            }
 
         self._relocator.move(
             Move(entry, verdict.attempt, delay_ms=verdict.delay_ms, on_moved=moved)
@@ -438,14 +445,18 @@ class Dispatcher:
         def moved() -> None:
             if self._metrics is not None:
                 self._metrics.dlq_routed(DlqRouted(verdict.reason, attempt, entry.name))
-            text = "job %s (%s) went to the dead-letter queue, %s: %s"
+            text = "queue %s: job %s (%s) went to the dead-letter queue, %s: %s"
             kind = verdict.reason if error is None else type(error)
             if not self.complaints.leaves_out(text, kind, about):
                 self.complaints.fail(text, about=about, kind=kind, raised=error)
 
         def about() -> tuple[tuple[Any, ...], dict[str, Any]]:
-            why = in_short(error) if error is not None else verdict.detail or "it never ran"
-            facts = entry.job_id, entry.name, verdict.reason, why
+            reason, why = verdict.reason, verdict.detail or "it never ran"
+            if error is not None:
+                reason += f" in run {attempt} of {self._config.limits.attempts_of(entry)}"
+                detail = f"{verdict.detail}: " if verdict.detail else ""
+                why = detail + in_short(error)
+            facts = self._queue, entry.job_id, entry.name, reason, why
             return facts, self._fields(entry) | {"reason": verdict.reason}
 
         self._relocator.move(

@@ -189,7 +189,7 @@ def test_a_failure_is_shown_with_its_traceback(
         lines = read_until(process, "dead-letter queue")
         lines += read_until(process, "  ValueError: ")
         end(process)
-    ours = [i for i, line in enumerate(lines) if "chasqui.consumer.dispatcher: job" in line]
+    ours = [i for i, line in enumerate(lines) if "chasqui.consumer.dispatcher: queue" in line]
     assert [lines[i].split()[3] for i in ours] == ["WARNING", "ERROR"]
     for i in ours:
         assert lines[i].endswith("ValueError: the bank is closed\\x1b[2J")

@@ -348,7 +348,7 @@ async def test_a_handler_that_ends_the_process_fails_its_run_and_run_raises_it(
 
 @pytest.mark.parametrize("kind", ["async", "thread", "batch"])
 async def test_a_handler_does_not_run_again_because_its_result_cannot_be_stored(
-    queue: Queue, start: Start, dead: Read, kind: str
+    queue: Queue, start: Start, dead: Read, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it did, it would do a second time."""
     runs: list[Any] = []
@@ -375,6 +375,9 @@ async def test_a_handler_does_not_run_again_because_its_result_cannot_be_stored(
     assert buried[b"detail"] == b"the handler ran to its end; its result could not be stored"
     assert buried[b"error"].startswith(b"TypeError: result is a set")
     assert buried[b"attempts"] == b"1"
+    (told,) = [one.message for one in caplog.records if one.levelname == "ERROR"]
+    assert "unrecoverable in run 1 of 25: the handler ran to its end; its result " in told
+    assert "could not be stored: TypeError: result is a set" in told
     assert sorted(runs) == ["a set", "good"]
     outcomes = {outcome.kind for outcome in running.metrics.all(JobOutcome)}
     assert outcomes == {OutcomeKind.OK, OutcomeKind.ERR}
@@ -420,7 +423,7 @@ async def test_a_flood_of_failures_leaves_the_log_readable(
     running = start(handler)
     await queue.add_bulk([{"name": "n", "data": i, "attempts": 2, "backoff": 1} for i in range(50)])
     await running.buried(50)
-    assert caplog.text.count("failed and runs again") == TOLD_JOBS
+    assert caplog.text.count("failed, run 1 of 2, and runs again in") == TOLD_JOBS
     told = [record for record in caplog.records if "went to the dead-letter" in record.message]
     assert len(told) == TOLD_JOBS
     assert all(record.job_name == "n" and record.attempt == 2 for record in told)
@@ -441,6 +444,12 @@ async def test_a_failure_is_logged_with_its_error_for_whoever_collects_them(
     await running.buried(1)
     again, dead = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
     assert (again.levelname, dead.levelname) == ("WARNING", "ERROR")
+    start_of_line = f"queue {queue_name}: job {job.id} (n) "
+    assert again.message.startswith(f"{start_of_line}failed, run 1 of 2, and runs again in ")
+    assert dead.message == (
+        f"{start_of_line}went to the dead-letter queue, retries_exhausted in run 2 of 2: "
+        "ValueError: no luck"
+    )
     for attempt, record in enumerate((again, dead), 1):
         assert record.exc_info is not None
         assert isinstance(record.exc_info[1], ValueError)
@@ -464,4 +473,4 @@ async def test_a_retry_that_was_asked_for_is_no_failure(
     await running.completed(1)
     (told,) = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
     assert (told.levelname, told.exc_info) == ("INFO", None)
-    assert told.message.endswith(" (n) asked to run again, in 1 ms: Retry: not yet")
+    assert told.message.endswith(" (n) asked in run 1 of 25 to run again, in 1 ms: Retry: not yet")
