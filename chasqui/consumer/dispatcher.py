@@ -30,7 +30,8 @@ from chasqui.consumer.decide import (
 )
 from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.holdings import Holdings, Slot
-from chasqui.consumer.relocator import Move, Relocator
+from chasqui.consumer.moves import Move
+from chasqui.consumer.relocator import Relocator
 from chasqui.consumer.runs import current_task, described, in_short, text_of, traceback_of, within
 from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
 from chasqui.events import EventWriter

@@ -6,42 +6,17 @@ one turn of the loop share a command. One that the server refuses stays in hand 
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chasqui import scripts
 from chasqui._core.command import cut
-from chasqui._core.entry import Entry
-from chasqui._core.envelope import encode_delayed_member
-from chasqui._core.payload import pack
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
+from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.events import DLQ
-from chasqui.keys import (
-    ATTEMPTS,
-    CONSUMER,
-    DETAIL,
-    ENVELOPE,
-    ERROR,
-    EVENT,
-    EVENT_ATTEMPT,
-    EVENT_JOB_ID,
-    EVENT_TS,
-    FAILED_AT,
-    NAME,
-    REASON,
-    RUN_BEFORE,
-    SOURCE_ID,
-    TRACEBACK,
-    TRACEPARENT,
-    Keys,
-)
-from chasqui.request import Effect, Request
-from chasqui.tracing import carried_by
+from chasqui.keys import Keys
+from chasqui.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -51,32 +26,6 @@ MOVE_BYTES: Final = 1 << 20
 AGAIN_MIN_S, AGAIN_MAX_S = 0.2, 5.0
 #: How long a batch waits, not yet encoded, while more is written than the server takes.
 CONGESTED_S: Final = 0.01
-ANY_SIZE: Final = 1 << 40
-#: What the scripts answer for an entry.
-MOVED: Final = ord("1")
-#: What is kept of an error's text.
-ERROR_CHARS: Final = 2000
-#: What is kept of a traceback: its end, where the error is.
-TRACEBACK_BYTES: Final = 8192
-
-
-@dataclass(slots=True, eq=False)
-class Move:
-    """One entry on its way out of the stream."""
-
-    entry: Entry
-    #: Runs behind it.
-    runs: int
-    #: To the delayed set: due in so many ms.
-    delay_ms: int | None = None
-    #: To the DLQ: the run that was the last, 0 if there was none; why, and what the handler raised.
-    attempt: int = 0
-    reason: str = ""
-    detail: str | None = None
-    error: str | None = None
-    traceback: str | None = None
-    #: Called once the entry has really moved.
-    on_moved: Callable[[], None] = field(default=lambda: None)
 
 
 class Relocator:
@@ -99,7 +48,7 @@ class Relocator:
         self._keys = keys
         self._group = group
         self._consumer_id = consumer_id
-        self._dlq_maxlen: int | str = "" if dlq_max_stream_len is None else dlq_max_stream_len
+        self._dlq_max_stream_len = dlq_max_stream_len
         #: Whether there are events.
         self._tells = tells
         self._on_lost = on_lost
@@ -164,45 +113,10 @@ class Relocator:
             batch.set_exception(error)
 
     def _request(self, moves: list[Move]) -> Request:
-        keys = self._keys
-        arguments: list[Any] = [self._group, self._consumer_id]
+        owned = self._keys, self._group, self._consumer_id, moves
         if moves[0].delay_ms is not None:
-            names = [keys.stream, keys.delayed, keys.wake, keys.traces]
-            for move in moves:
-                entry = move.entry
-                member = encode_delayed_member(entry.name, entry.with_attempt(move.runs))
-                trace = b" ".join(carried_by(entry))
-                names.append(keys.didx(entry.job_id))
-                if trace:
-                    names.append(keys.trace(entry.job_id))
-                arguments += (entry.id, move.delay_ms, member, trace)
-            return scripts.call(scripts.RETRY, names, arguments, Effect.IDEMPOTENT)
-        arguments += (self._dlq_maxlen, keys.events if self._tells else b"")
-        told = [_dlq_event(move) for move in moves] if self._tells else []
-        arguments.append(pack(told, ANY_SIZE))
-        for move in moves:
-            fields = self._dlq_fields(move)
-            arguments += (move.entry.id, len(fields), *fields)
-        return scripts.call(scripts.BURY, [keys.stream, keys.dlq], arguments, Effect.IDEMPOTENT)
-
-    def _dlq_fields(self, move: Move) -> list[Any]:
-        """chasquimq's fields, then ours."""
-        entry = move.entry
-        fields: list[Any] = [ENVELOPE, entry.envelope or b""]
-        if entry.name:
-            fields += (NAME, entry.name)
-        fields += (SOURCE_ID, entry.id, REASON, move.reason)
-        if move.detail is not None:
-            fields += (DETAIL, move.detail)
-        if move.error is not None:
-            fields += (ERROR, _utf8(move.error[:ERROR_CHARS]))
-        if move.traceback is not None:
-            fields += (TRACEBACK, _utf8(move.traceback)[-TRACEBACK_BYTES:])
-        fields += (ATTEMPTS, move.runs, FAILED_AT, time.time_ns() // 1_000_000)
-        fields += (CONSUMER, self._consumer_id)
-        for field_name, context in zip((TRACEPARENT, RUN_BEFORE), carried_by(entry), strict=False):
-            fields += (field_name, context)
-        return fields
+            return retry(*owned)
+        return bury(*owned, max_len=self._dlq_max_stream_len, tells=self._tells)
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
         lost = []
@@ -272,22 +186,3 @@ class MoveBatch:
 
     def set_exception(self, error: Exception, /) -> None:
         self._relocator._failed(self, error)
-
-
-def _dlq_event(move: Move) -> list[str]:
-    """The fields of the event that tells whoever waits for a job that it is dead. As text: scripts
-    can unpack no bytes."""
-    entry = move.entry
-    fields: dict[bytes, str] = {
-        EVENT: DLQ.decode(),
-        EVENT_JOB_ID: entry.job_id,
-        EVENT_TS: str(time.time_ns() // 1_000_000),
-        **({NAME: entry.name} if entry.name else {}),
-        EVENT_ATTEMPT: str(move.attempt),
-        REASON: move.reason,
-    }
-    return [text for field, value in fields.items() for text in (field.decode(), value)]
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode(errors="replace")

@@ -4,39 +4,29 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Iterator
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui._core.envelope import encode_delayed_member
 from chasqui.blocking import BlockingConnection
 from chasqui.consumer.decide import RETRIES_EXHAUSTED, Bury, Failure, Limits, RunAgain, on_failure
+from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import ChasquiError
 from chasqui.events import DLQ, EVENTS_KEPT, FAILED, RETRY_SCHEDULED
 from chasqui.keys import (
     DEFAULT_GROUP,
-    DETAIL,
-    ENVELOPE,
-    ERROR,
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
-    NAME,
     REASON,
-    RUN_BEFORE,
-    SOURCE_ID,
-    TRACEPARENT,
     Keys,
 )
 from chasqui.request import Effect, Request, commands
 from chasqui.spark.link import connected
 from chasqui.spark.verbs import CHUNK, of_server
-from chasqui.tracing import carried_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -103,41 +93,25 @@ class _Mover:
     def run(self, ids: list[str], limits: Limits, is_final: bool, counts: dict[str, int]) -> None:
         failure = Failure(is_final=is_final, detail=self._reason)
         for start in range(0, len(ids), CHUNK):
-            retries: list[Any] = []
-            traces: list[bytes] = []
-            burials: list[Any] = []
-            again: list[tuple[Entry, RunAgain]] = []
-            buried: list[tuple[Entry, str]] = []
+            retries: list[Move] = []
+            burials: list[Move] = []
             entries = self._fetch(ids[start : start + CHUNK])
             counts["lost"] += min(CHUNK, len(ids) - start) - len(entries)
             for entry in entries:
                 if entry.fault is not None:
-                    burials += self._burial(entry, entry.fault)
-                    buried.append((entry, entry.fault))
+                    burials.append(self._burial(entry, entry.fault))
                     continue
                 verdict = on_failure(entry, failure, limits, random.random())
                 if isinstance(verdict, RunAgain):
-                    envelope = entry.with_attempt(verdict.attempt)
-                    member = encode_delayed_member(entry.name, envelope)
-                    trace = b" ".join(carried_by(entry))
-                    if trace:
-                        traces.append(self._keys.trace(entry.job_id))
-                    retries += (entry.id, verdict.delay_ms, member, trace)
-                    again.append((entry, verdict))
+                    retries.append(Move(entry, verdict.attempt, delay_ms=verdict.delay_ms))
                 elif isinstance(verdict, Bury):
-                    burials += self._burial(entry, verdict.reason)
-                    buried.append((entry, verdict.reason))
-            keys = self._keys
-            names = [keys.stream, keys.delayed, keys.wake]
-            if traces:
-                names += (keys.traces, *traces)
-            arguments = [*self._owner, *retries]
-            flags = self._move(scripts.RETRY, names, arguments, retries, "retried", counts)
-            self._tell_retries(compress(again, flags))
-            arguments = [*self._owner, "", "", "", *burials]
-            names = [keys.stream, keys.dlq]
-            flags = self._move(scripts.BURY, names, arguments, burials, "buried", counts)
-            self._tell_burials(compress(buried, flags))
+                    burials.append(self._burial(entry, verdict.reason))
+            if retries:
+                request = retry(self._keys, *self._owner, retries)
+                self._tell_retries(self._moved(request, retries, "retried", counts))
+            if burials:
+                request = bury(self._keys, *self._owner, burials, tells=False)
+                self._tell_burials(self._moved(request, burials, "buried", counts))
 
     def _fetch(self, ids: list[str]) -> list[Entry]:
         replies = self._connection.call(
@@ -150,55 +124,44 @@ class _Mover:
         found = replies if len(ids) > 1 else [replies]
         return [entry for entries in found for entry in entries]
 
-    def _burial(self, entry: Entry, reason: str) -> list[Any]:
-        fields: list[Any] = [ENVELOPE, entry.envelope or b""]
-        if entry.name:
-            fields += (NAME, entry.name)
-        fields += (SOURCE_ID, entry.id, REASON, reason)
-        if reason != RETRIES_EXHAUSTED:
-            fields += (DETAIL, self._reason)
-        fields += (ERROR, self._reason)
-        for field, context in zip((TRACEPARENT, RUN_BEFORE), carried_by(entry), strict=False):
-            fields += (field, context)
-        return [entry.id, len(fields), *fields]
+    def _burial(self, entry: Entry, reason: str) -> Move:
+        runs = entry.attempt + 1
+        detail = None if reason == RETRIES_EXHAUSTED else self._reason
+        return Move(entry, runs, attempt=runs, reason=reason, detail=detail, error=self._reason)
 
-    def _move(
-        self,
-        script: Any,
-        names: list[bytes],
-        arguments: list[Any],
-        moves: list[Any],
-        done: str,
-        counts: dict[str, int],
-    ) -> list[bool]:
-        """Move entries; for each whether it was still there to be moved."""
-        if not moves:
-            return []
-        flags = self._connection.call(scripts.call(script, names, arguments, Effect.IDEMPOTENT))
-        counts[done] += flags.count(b"1")
-        counts["lost"] += flags.count(b"0")
-        return [flag == ord("1") for flag in flags]
+    def _moved(
+        self, request: Request, moves: list[Move], done: str, counts: dict[str, int]
+    ) -> list[Move]:
+        """Move entries; those that were still there to be moved."""
+        moved = [
+            move
+            for move, flag in zip(moves, self._connection.call(request), strict=True)
+            if flag == MOVED
+        ]
+        counts[done] += len(moved)
+        counts["lost"] += len(moves) - len(moved)
+        return moved
 
     # ── Events, as a worker writes them ─────────────────────────────────────────────────────────
 
-    def _tell_retries(self, moved: Iterable[tuple[Entry, RunAgain]]) -> None:
+    def _tell_retries(self, moved: list[Move]) -> None:
         self._write(
             event
-            for entry, verdict in moved
+            for move in moved
             for event in (
-                self._failed(entry),
-                (RETRY_SCHEDULED, entry,
-                 (EVENT_ATTEMPT, verdict.attempt + 1, EVENT_BACKOFF_MS, verdict.delay_ms)),
+                self._failed(move.entry),
+                (RETRY_SCHEDULED, move.entry,
+                 (EVENT_ATTEMPT, move.runs + 1, EVENT_BACKOFF_MS, move.delay_ms)),
             )
         )  # fmt: skip
 
-    def _tell_burials(self, moved: Iterable[tuple[Entry, str]]) -> None:
+    def _tell_burials(self, moved: list[Move]) -> None:
         self._write(
             event
-            for entry, reason in moved
+            for move in moved
             for event in (
-                self._failed(entry),
-                (DLQ, entry, (EVENT_ATTEMPT, entry.attempt + 1, REASON, reason)),
+                self._failed(move.entry),
+                (DLQ, move.entry, (EVENT_ATTEMPT, move.attempt, REASON, move.reason)),
             )
         )
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from chasqui import Queue, scripts
+from chasqui import Queue
+from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
+from chasqui.consumer.moves import Move, bury
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE
-from chasqui.request import Effect
+from chasqui.request import Effect, commands
 from tests.crash.broken import BrokenWorker
 from tests.ledger import Census, audit
 from tests.servers import KINDS, Server
@@ -77,9 +79,14 @@ def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_pat
         heir.ack(entry_id)
     (entry_id, envelope), *_ = entries
     connection = BlockingConnection(Endpoint.parse(url), key=broken.keys.stream, client_name="t")
-    arguments = [DEFAULT_GROUP, "broken", "", entry_id, 2, ENVELOPE, envelope]
-    keys = [broken.keys.stream, broken.keys.dlq]
-    fenced = connection.call(scripts.call(scripts.BURY, keys, arguments, Effect.IDEMPOTENT))
+    builder = EntryBuilder("range")
+    copy = commands(("XRANGE", broken.keys.dlq, "-", "+"), effect=Effect.READ, builder=builder)
+    broken.client.xadd(broken.keys.dlq, {ENVELOPE: envelope}, id=entry_id)
+    (entry,) = connection.call(copy)
+    broken.client.delete(broken.keys.dlq)
+    move = Move(entry, 1, attempt=1, reason="unrecoverable")
+    request = bury(broken.keys, DEFAULT_GROUP, "broken", [move], tells=True)
+    fenced = connection.call(request)
     connection.close()
     assert fenced == b"0"
     assert faults(broken, url) == {}

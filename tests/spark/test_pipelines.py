@@ -391,7 +391,10 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
     assert redis("XPENDING", redis.keys.stream, "default")[0] == 0
     assert redis("GET", redis.keys.trace("traced-93")) == parent.encode()
     *_, (_, dead) = redis("XRANGE", redis.keys.dlq, "-", "+")
-    assert dict(zip(dead[::2], dead[1::2], strict=True))[b"traceparent"] == parent.encode()
+    fields = dict(zip(dead[::2], dead[1::2], strict=True))
+    assert fields[b"traceparent"] == parent.encode()
+    assert (fields[b"error"], fields[b"attempts"]) == (b"no good", b"1")
+    assert fields[b"consumer"].startswith(b"spark:etl:")
 
 
 def test_results_are_joined_to_rows(spark: Any, redis_86: Server, queue_name: str):

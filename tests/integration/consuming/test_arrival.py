@@ -214,8 +214,8 @@ async def test_trimmed_while_pending_is_reported_and_swept_out(
     looks: list[int] = []
     reclaim = Reader._reclaim
 
-    async def look(self: Reader, most: int, period_s: float) -> int:
-        looks.append(await reclaim(self, most, period_s))
+    async def look(self: Reader, *arguments: Any) -> int:
+        looks.append(await reclaim(self, *arguments))
         return looks[-1]
 
     monkeypatch.setattr(Reader, "_reclaim", look)

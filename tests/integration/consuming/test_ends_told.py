@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, JobFailedError, UnrecoverableError, scripts
+from chasqui import Job, JobFailedError, UnrecoverableError, events, scripts
 from chasqui.consumer import acker
 from chasqui.consumer.relocator import MoveBatch
 from chasqui.keys import DEFAULT_GROUP, Keys
@@ -275,3 +275,18 @@ async def test_moves_that_wait_for_a_slow_server_are_not_encoded(
         return bool(await redis("XLEN", keys.dlq) == 40)
 
     await until(are_buried, "all are moved")
+
+
+async def test_events_of_jobs_that_never_ran_are_trimmed_too(
+    start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "EVENTS_KEPT", 100)
+    for _ in range(1000):
+        await redis("XADD", keys.stream, "*", "d", "no envelope")
+    start(lambda job: None)
+
+    async def are_buried() -> bool:
+        return bool(await redis("XLEN", keys.dlq) == 1000)
+
+    await until(are_buried, "all are buried")
+    assert await redis("XLEN", keys.events) <= 300
