@@ -113,8 +113,7 @@ class Engine:
         self._acker = Acker(
             *names, config.result_ttl_ms, **shared, events=self.events, metrics=self.metrics
         )
-        tells = self.events is not None
-        self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared, tells=tells)
+        self._relocator = Relocator(*names, config.dlq_max_stream_len, **shared, events=self.events)
         if self.events is not None:
             self.events.on_due = self._acker.run_once
         kind = Dispatcher if config.batch is None else BatchDispatcher

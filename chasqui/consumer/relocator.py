@@ -15,6 +15,7 @@ from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import OutcomeUnknownError, UnreachableError
+from chasqui.events import EventWriter
 from chasqui.keys import Keys
 from chasqui.request import Request
 
@@ -42,15 +43,14 @@ class Relocator:
         on_lost: Callable[[list[bytes]], None],
         on_missing: Callable[[], None],
         *,
-        tells: bool,
+        events: EventWriter | None,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._group = group
         self._consumer_id = consumer_id
         self._dlq_max_stream_len = dlq_max_stream_len
-        #: Whether there are events.
-        self._tells = tells
+        self._events = events
         self._on_lost = on_lost
         #: Called when entries were not ours and may have been delivered to us again since.
         self._on_missing = on_missing
@@ -83,6 +83,8 @@ class Relocator:
     def run_once(self) -> int:
         """Send the moves that have gathered; how many there were."""
         self._is_due = False
+        if self._events is not None:
+            self._events.run_once()  # what a run told goes before its job moves on
         moves = self._moves
         retries = [move for move in moves if move.delay_ms is not None]
         burials = [move for move in moves if move.delay_ms is None]
@@ -116,7 +118,8 @@ class Relocator:
         owned = self._keys, self._group, self._consumer_id, moves
         if moves[0].delay_ms is not None:
             return retry(*owned)
-        return bury(*owned, max_len=self._dlq_max_stream_len, tells=self._tells)
+        tells = self._events is not None
+        return bury(*owned, max_len=self._dlq_max_stream_len, tells=tells)
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
         lost = []

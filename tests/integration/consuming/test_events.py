@@ -1,10 +1,12 @@
 """The events stream, field by field; and that nothing about it can harm a job."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from chasqui import BackoffSpec, Job, UnrecoverableError
+from chasqui import events as chasqui_events
 from chasqui.keys import Keys
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
 from chasqui.queue import Queue
@@ -73,6 +75,49 @@ async def test_dlq_events_and_unnamed_jobs(queue: Queue, start: Start, events: R
     assert list(event) == [b"e", b"id", b"ts", b"attempt", b"reason"]
     assert event[b"id"].decode() == job.id
     assert (event[b"attempt"], event[b"reason"]) == (b"1", b"unrecoverable")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(UnrecoverableError("never"), [b"active", b"failed", b"dlq"], id="dead"),
+        pytest.param(ValueError("no luck"), [b"active", b"failed"], id="retry"),
+    ],
+)
+async def test_a_job_moves_on_behind_what_its_run_told(
+    queue: Queue,
+    start: Start,
+    events: Read,
+    redis: Redis,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    told: list[bytes],
+) -> None:
+    """Whoever sees it in its new place, or is told, finds in the events how it came there."""
+    monkeypatch.setattr(chasqui_events, "FLUSH_S", 1000.0)  # nothing is sent for its own sake
+
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job) -> None:
+        if job.name == "holds":
+            begun.set()
+            await gate.wait()
+            return
+        raise error
+
+    running = start(handler)
+    await queue.add("holds", None)
+    await running.fact(begun.wait())  # a worker that has nothing to do sends what it has
+    job = await queue.add("fails", None, backoff=BackoffSpec.fixed(600_000))
+
+    async def has_moved() -> bool:
+        return bool(await redis("EXISTS", keys.dlq, keys.delayed))
+
+    await until(has_moved, "the job is in its new place")
+    found = [event[b"e"] for event in await events() if event[b"id"].decode() == job.id]
+    assert found == told
+    gate.set()
 
 
 async def test_drained_is_told_once_per_transition(
