@@ -8,7 +8,7 @@ from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
 from chasqui.consumer.holdings import Slot
-from chasqui.consumer.runs import within
+from chasqui.consumer.runs import NotBegunError, within
 from chasqui.errors import BatchError
 
 #: The name under which the handler and the timeout of batches are looked up.
@@ -120,6 +120,8 @@ class BatchDispatcher(Dispatcher):
                     "nothing is stored",
                     self._queue,
                 )
+        except NotBegunError:
+            return
         except BatchError as error:
             failures = dict(error.failures)
             results = [error.results.get(job.id) for job in jobs]

@@ -32,7 +32,15 @@ from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.holdings import Holdings, Slot
 from chasqui.consumer.moves import Move
 from chasqui.consumer.relocator import Relocator
-from chasqui.consumer.runs import current_task, described, in_short, text_of, traceback_of, within
+from chasqui.consumer.runs import (
+    NotBegunError,
+    current_task,
+    described,
+    in_short,
+    text_of,
+    traceback_of,
+    within,
+)
 from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
 from chasqui.events import EventWriter
 from chasqui.metrics import (
@@ -209,6 +217,7 @@ class Dispatcher:
     async def stop(self, deadline_s: float) -> int:
         """Start nothing more, let what runs finish; how much of it the deadline cut short."""
         self._is_stopping = True
+        self._handlers.stop()
         while self._idle:
             future = self._idle.pop()
             if not future.done():
@@ -301,6 +310,9 @@ class Dispatcher:
             result = await (run(job) if limit_s is None else within(limit_s, run(job), self._queue))
         except UnreadableError as error:
             self._refuse(entry, error)
+            slot.entry = None
+            return
+        except NotBegunError:
             slot.entry = None
             return
         except BaseException as error:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from chasqui.config import MAX_COUNT, MAX_MS, check_int
 from chasqui.consumer.pool import Place, ThreadPool
 from chasqui.consumer.processes import NOT_FOR_FUTURES, ProcessPool
-from chasqui.consumer.runs import within
+from chasqui.consumer.runs import NotBegunError, within
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -101,6 +101,12 @@ class Handlers:
             self._known[name] = found
         return found
 
+    def stop(self) -> None:
+        """Let nothing more begin: what waits for a place raises NotBegunError when it gets one."""
+        self._threads.is_stopping = True
+        for pool in self._process_pools:
+            pool.is_stopping = True
+
     async def close(self) -> None:
         """Let the pools go. A thread that still runs cannot be stopped; a process is ended, within
         two seconds."""
@@ -158,7 +164,7 @@ class _InThread:
 
     async def _run(self, job: Any, place: Place | None = None) -> Any:
         context = contextvars.copy_context()
-        result = await self._pool.run(context.run, _run, self._handler, job)
+        result = await self._pool.run(context.run, _run, self._pool, self._handler, job)
         # A plain function may still hand back a coroutine, such as a partial of one.
         if not inspect.isawaitable(result):
             return result
@@ -169,8 +175,10 @@ class _InThread:
         return await result
 
 
-def _run(handler: Handler, job: Any) -> Any:
+def _run(pool: ThreadPool, handler: Handler, job: Any) -> Any:
     """In a thread."""
+    if pool.is_stopping:
+        raise NotBegunError
     try:
         return handler(job)
     except NOT_FOR_FUTURES as error:

@@ -34,6 +34,8 @@ class ThreadPool:
         #: Runs that somebody waits for, of each executor that has not come to its end.
         self._awaited: dict[_Executor, int] = {}
         self._complaints = Complaints(logger, queue)
+        #: Nothing more is to begin.
+        self.is_stopping = False
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns. Waits while no thread can be started."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from chasqui.consumer.complaints import Complaints
 from chasqui.consumer.pool import AGAIN_S
-from chasqui.consumer.runs import CANCEL_S, described, text_of, traceback_of
+from chasqui.consumer.runs import CANCEL_S, NotBegunError, described, text_of, traceback_of
 from chasqui.errors import BatchError, UnrecoverableError
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class ProcessPool:
         #: All that may still be there, and the tasks that end some of them.
         self._living: set[_Process] = set()
         self._ends: set[asyncio.Task[None]] = set()
+        #: Nothing more is to begin.
+        self.is_stopping = False
 
     @contextlib.asynccontextmanager
     async def begin(self, job: Any) -> AsyncIterator[Awaitable[Any]]:
@@ -69,6 +71,8 @@ class ProcessPool:
         has ended, its process is ended."""
         frame = _framed(pickle.dumps(job))
         async with self._room:
+            if self.is_stopping:
+                raise NotBegunError
             process = await self._begin(frame)
             try:
                 yield process.result()

@@ -20,6 +20,10 @@ CANCEL_S: Final = 1.0
 LOGGED_CHARS: Final = 300
 
 
+class NotBegunError(Exception):
+    """The worker drains, and the run still waited for its place: the job goes back."""
+
+
 async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
     """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
     if it takes no notice; one that goes on regardless is left behind, and its slot is free."""

@@ -48,6 +48,9 @@ class TracedHandlers(Handlers):
 
         return traced, limit_s
 
+    def stop(self) -> None:
+        self._inner.stop()
+
     async def close(self) -> None:
         await self._inner.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from chasqui import Job
 from chasqui.consumer import processes
 from chasqui.queue import Queue
 from tests.integration.consuming import handlers, slow_import
@@ -167,6 +168,36 @@ async def test_no_job_waits_for_a_process_where_another_worker_has_one(
     await other.completed(3)
     end.touch()
     await busy.completed(1)
+
+
+async def test_a_job_that_waits_for_a_process_does_not_begin_during_the_drain(
+    queue: Queue, start: Start, tmp_path: Path
+) -> None:
+    async def other(job: Job) -> None:
+        pass
+
+    end = tmp_path / "end"
+    for name in ("first", "second"):
+        await queue.add("long", {"began": f"{tmp_path}/{name}", "until": str(end)})
+    running = start({"long": handlers.wait_for_file, "other": other}, processes={"long": 1})
+
+    async def both_have_slots() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 2
+
+    await until(both_have_slots, "one waits for the other's process")
+    await until(lambda: asyncio.to_thread((tmp_path / "first").exists), "the first has begun")
+    await running.worker.close()
+
+    async def drains() -> bool:
+        engine = running.worker._engine
+        return engine is not None and engine._dispatcher._is_stopping
+
+    await until(drains, "it drains")
+    end.touch()
+    await running.task
+    assert running.metrics.jobs_completed == 1
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.both_loops

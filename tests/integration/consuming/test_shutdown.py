@@ -111,6 +111,44 @@ async def test_close_under_load_hands_back_what_has_not_begun(
     assert runs == Counter(range(50))
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout_ms": 60_000}, {"batch": 1}], ids=str)
+async def test_a_job_that_waits_for_a_thread_does_not_begin_during_the_drain(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, options: dict[str, Any]
+) -> None:
+    gate = threading.Event()
+    begun = 0
+
+    def handler(job: Any) -> None:
+        nonlocal begun
+        begun += 1
+        gate.wait(WAIT_S)
+
+    await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    running = start(handler, threads=1, concurrency=3, **options)
+
+    async def all_have_slots() -> bool:
+        health = running.worker.health()
+        return health is not None and health.running == 3 and begun == 1
+
+    await until(all_have_slots, "one runs and two wait")
+    await running.worker.close()
+
+    async def drains() -> bool:
+        engine = running.worker._engine
+        return engine is not None and engine._dispatcher._is_stopping
+
+    await until(drains, "it drains")
+    gate.set()
+    await running.task
+    assert begun == 1
+    left = await redis("XPENDING", keys.stream, "default", "-", "+", 10)
+    assert [one[3] for one in left] == [0, 0], "what is handed back counts as never delivered"
+
+    heir = start(handler, claim_min_idle_ms=60_000, **options)
+    await heir.completed(2)
+    await until(lambda: at_rest(redis, keys), "all is done")
+
+
 @pytest.mark.usefixtures("hoarding")
 async def test_a_worker_that_waits_takes_at_once_what_is_handed_back(
     queue: Queue, start: Start, redis: Redis, keys: Keys
