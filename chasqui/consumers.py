@@ -36,8 +36,9 @@ def join(keys: Keys, group: str, consumer: str = "") -> Plan[bool]:
         other = answer.decode(errors="replace")
         raise NotSupportedError(
             f"queue {keys.queue!r} has the group {other!r}, and all who take its jobs share one "
-            f"group: what one group has done is gone for another. Use group={other!r}; or stop the "
-            f"others and run XGROUP DESTROY {keys.stream.decode()} {other}"
+            f"group: what one group has done is gone for another. Use group={other!r} if workers "
+            f"made it: one made by hand may have passed over jobs. If nobody takes jobs by it, run "
+            f"XGROUP DESTROY {keys.stream.decode()} {other}"
         )
     return bool(answer)
 
