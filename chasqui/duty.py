@@ -104,7 +104,7 @@ class Duty:
                 "queue %s: the next %s may begin %d s late: %s",
                 *self._fields.values(),
                 self.lease.ttl_s,
-                str(error) or type(error).__name__,
+                "the server did not answer" if isinstance(error, TimeoutError) else error,
                 extra=self._fields,
             )
 

@@ -22,6 +22,7 @@ from types import FrameType, TracebackType
 from typing import Final
 
 from chasqui.consumer.handlers import THREAD_NAME
+from chasqui.words import count
 from chasqui.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -143,19 +144,20 @@ def run_until(worker: Worker, stop: "Stop", recycle: Recycle = NEVER) -> int:
         if not stop.has_tasks_left:  # else it would wait for them without a limit, too
             with contextlib.suppress(RuntimeError):  # it wants a thread, and there may be none
                 runner.close()
-    health = worker.health()
-    if stop.code == DRAINED and health is not None and health.cut_short:
-        count = health.cut_short
-        fields = {"queue": worker.name, "jobs": count}
-        text = "queue %s: %d jobs took longer than the drain and go back"
-        logger.warning(text, worker.name, count, extra=fields)
-        stop.code = FAILED
-    elif stop.code == DRAINED:
-        count = 0 if health is None else health.finished
-        fields = {"queue": worker.name, "finished": count}
-        logger.info("queue %s: worker ended after %d runs", worker.name, count, extra=fields)
-        # What a handler began there and did not wait for.
-        _has_handlers_left(stop.left_s, LOOP_THREAD_NAME)
+    if stop.code == DRAINED:
+        health = worker.health()
+        finished = 0 if health is None else health.finished
+        logger.info(
+            "queue %s: worker ended after %s",
+            worker.name,
+            count(finished, "run"),
+            extra={"queue": worker.name, "finished": finished},
+        )
+        if health is not None and (health.cut_short or health.is_incomplete):
+            stop.code = FAILED
+        else:
+            # What a handler began there and did not wait for.
+            _has_handlers_left(stop.left_s, LOOP_THREAD_NAME)
     return stop.code
 
 
@@ -268,9 +270,9 @@ def _tell_drain(worker: Worker) -> None:
     health = worker.health()
     running = 0 if health is None else health.running
     logger.info(
-        "queue %s: draining; %d running jobs may take %g s more; a second signal stops at once",
+        "queue %s: draining; %s may take %g s more; a second signal stops at once",
         worker.name,
-        running,
+        count(running, "running job"),
         worker.shutdown_deadline_s,
         extra={"queue": worker.name, "running": running},
     )
@@ -309,8 +311,8 @@ async def _has_tasks_left(name: str) -> bool:
     left = (await asyncio.wait(tasks, timeout=TASKS_END_S))[1] if tasks else set()
     if left:
         logger.error(
-            "%d tasks of queue %s ignore that they were cancelled",
-            len(left),
+            "%s of queue %s ignored being cancelled",
+            count(len(left), "task"),
             name,
             extra={"queue": name, "tasks": len(left)},
         )

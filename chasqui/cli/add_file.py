@@ -12,10 +12,11 @@ from typing import IO, Any
 from rich.progress import Progress, TaskID, TextColumn
 
 from chasqui.cli.bars import progress
-from chasqui.cli.output import count, show
+from chasqui.cli.output import show
 from chasqui.cli.run import on_queue
 from chasqui.errors import OutcomeUnknownError
 from chasqui.queue import Queue
+from chasqui.words import count
 
 #: Jobs that are sent, and confirmed, together.
 _BULK = 1000

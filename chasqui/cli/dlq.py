@@ -9,11 +9,12 @@ import typer
 
 from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes, moment
-from chasqui.cli.output import at_ms, count, show, show_all
+from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.run import on_queue
 from chasqui.dlq import DeadJob
 from chasqui.errors import PayloadError
 from chasqui.queue import Queue
+from chasqui.words import count
 
 app = typer.Typer(
     help="Jobs that failed for good: the dead-letter queue.",

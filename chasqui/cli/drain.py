@@ -10,11 +10,12 @@ from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_
 from chasqui.cli.facts import look
 from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
-from chasqui.cli.output import count, show
+from chasqui.cli.output import show
 from chasqui.cli.run import on_server
 from chasqui.connection import Connection
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.request import Effect, Plan, Request, commands
+from chasqui.words import count
 
 #: Jobs deleted together.
 _PAGE = 500

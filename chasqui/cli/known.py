@@ -1,7 +1,5 @@
 """Whether there is such a queue: a mistyped name must not look like an empty one."""
 
-import difflib
-
 import typer
 
 from chasqui.cli.output import escaped, show
@@ -11,27 +9,25 @@ from chasqui.connection import Connection
 from chasqui.errors import ChasquiError
 from chasqui.keys import Keys
 from chasqui.request import Effect
-
-#: Names that are told, at most.
-_NEAR = 3
+from chasqui.words import meant, near
 
 
 def must_exist(queue: str, redis_url: str | None, *, as_json: bool) -> None:
     """End the command with exit code 1 if the server has nothing of the queue."""
-    near = _near_unless_known(queue, redis_url)
-    if near is None:
+    others = _near_unless_known(queue, redis_url)
+    if others is None:
         return
     if as_json:
-        show({"queue": queue, "found": False, "near": near}, as_json=True)
-    tell(f"there is no queue {queue}{_meant(near)}")
+        show({"queue": queue, "found": False, "near": others}, as_json=True)
+    tell(f"there is no queue {queue}{meant(others)}")
     raise typer.Exit(1)
 
 
 def tell_if_new(queue: str, redis_url: str | None) -> None:
     """The same for a command that may come before the queue: it goes on."""
-    near = _near_unless_known(queue, redis_url)
-    if near is not None:
-        tell(f"there is no queue {queue} yet{_meant(near)}")
+    others = _near_unless_known(queue, redis_url)
+    if others is not None:
+        tell(f"there is no queue {queue} yet{meant(others)}")
 
 
 def tell(text: str) -> None:
@@ -54,8 +50,4 @@ async def _look(connection: Connection, keys: Keys) -> list[str] | None:
         return []
     if keys.queue in names:  # of one that is all done, ids and results may be left
         return None
-    return difflib.get_close_matches(keys.queue, names, _NEAR)
-
-
-def _meant(near: list[str]) -> str:
-    return f": is it {' or '.join(near)}?" if near else ""
+    return near(keys.queue, names)

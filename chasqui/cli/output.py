@@ -102,13 +102,6 @@ def at_ms(unix_ms: int) -> datetime | int:
         return unix_ms
 
 
-def count(number: int, what: str) -> str:
-    """`1 job`, `2 jobs`, `3 entries`, `4 keys`."""
-    if number == 1:
-        return f"1 {what}"
-    return f"{number:,} {what[:-1] + 'ies' if what.endswith('ry') else what + 's'}"
-
-
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     # Loaded here: what is piped, or JSON, does without.
     from rich.console import Console

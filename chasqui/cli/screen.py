@@ -15,9 +15,10 @@ from textual.widgets import DataTable, Footer, Static
 
 from chasqui.cli.board import Board, Details
 from chasqui.cli.facts import Facts, History, sparkline
-from chasqui.cli.output import at_ms, cell, count, escaped
+from chasqui.cli.output import at_ms, cell, escaped
 from chasqui.config import Endpoint
 from chasqui.errors import ChasquiError
+from chasqui.words import count
 
 _QUEUE_COLUMNS = ("queue", "waiting", "pending", "delayed", "dead", "in/s", "out/s", "depth", "")
 _SPARK_WIDTH = 12

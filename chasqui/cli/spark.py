@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
-from chasqui.cli.output import count, show_all
+from chasqui.cli.output import show_all
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_run import (
     Progress,
@@ -25,6 +25,7 @@ from chasqui.cli.spark_run import (
 )
 from chasqui.cli.spark_txn import txn_app
 from chasqui.errors import ChasquiError
+from chasqui.words import count
 
 app = typer.Typer(
     help="Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.",

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from chasqui.blocking import BlockingConnection
-from chasqui.cli.output import count, show, show_all
+from chasqui.cli.output import show, show_all
 from chasqui.config import DEFAULT_URL, Endpoint
 from chasqui.errors import NotSupportedError
 from chasqui.keys import Keys
+from chasqui.words import count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

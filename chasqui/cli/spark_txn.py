@@ -5,8 +5,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from chasqui.cli.options import AsJson, RedisUrl, Yes
-from chasqui.cli.output import at_ms, count, show_all
+from chasqui.cli.output import at_ms, show_all
 from chasqui.cli.spark_run import on_queue, say
+from chasqui.words import count
 
 txn_app = typer.Typer(
     help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None

@@ -7,10 +7,11 @@ import typer
 
 from chasqui.cli.known import must_exist, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
-from chasqui.cli.output import count, show
+from chasqui.cli.output import show
 from chasqui.cli.run import on_queue
 from chasqui.errors import NotSupportedError
 from chasqui.queue import Counts, Queue
+from chasqui.words import count
 
 
 def pause(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:

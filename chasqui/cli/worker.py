@@ -58,8 +58,9 @@ def worker(
 
     --redis-url counts for a worker that names no server itself.
 
-    Exit codes: 0 drained; 1 an error, or handlers outlasted the drain; 2 there is
-    no such worker; 130 or 143 stopped at once, by SIGINT or SIGTERM.
+    Exit codes: 0 drained; 1 an error, handlers outlasted the drain, or the server
+    did not hear of all that was done; 2 there is no such worker; 130 or 143
+    stopped at once, by SIGINT or SIGTERM.
 
     Example: chasqui worker shop.jobs:worker --processes 4
     """

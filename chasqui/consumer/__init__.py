@@ -36,6 +36,7 @@ from chasqui.metrics import MetricsSink, guard
 from chasqui.policy import Search
 from chasqui.request import Effect, commands
 from chasqui.server import eviction_policy
+from chasqui.words import count
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Health:
     finished: int
     #: Runs that the end of the drain cancelled.
     cut_short: int
+    #: The drain is over, and the server may not know of all that was done.
+    is_incomplete: bool
 
 
 class Engine:
@@ -166,7 +169,8 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_running = False
         self._lost_count = 0
-        self._cut_short = 0
+        #: A part of the drain failed, and that was told.
+        self._is_incomplete = False
 
     def stop(self) -> None:
         """Begin the drain; `run` returns when it is over."""
@@ -330,7 +334,7 @@ class Engine:
         # Handlers keep to their deadline whatever the server does.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._best_effort(self._hand_back(held), FLUSH_DEADLINE_S))
-            self._cut_short = await self._finish(deadline_s)
+            await self._finish(deadline_s)
             self._end_duties.set()
         flush_s = max(FLUSH_DEADLINE_S, deadline_s - time.monotonic())
         await self._best_effort(self._flush(), flush_s)
@@ -352,21 +356,21 @@ class Engine:
                 text = "queue %s: its group still lists this worker: %r"
                 logger.info(text, queue, error, extra=fields)
 
-    async def _finish(self, deadline_s: float) -> int:
-        """Let handlers come to their end, until the deadline or until the drain is cut short; how
-        many did not."""
+    async def _finish(self, deadline_s: float) -> None:
+        """Let handlers come to their end, until the deadline or until the drain is cut short."""
         left_s = deadline_s - time.monotonic()
         finishing = asyncio.ensure_future(self._dispatcher.stop(left_s))
         cut_short = asyncio.ensure_future(self._is_cut_short.wait())
         try:
             await asyncio.wait([finishing, cut_short], return_when=asyncio.FIRST_COMPLETED)
             if finishing.done():
-                return finishing.result()
+                finishing.result()
+                return
         finally:
             finishing.cancel()
             cut_short.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
-        return await self._dispatcher.stop(0)
+        await self._dispatcher.stop(0)
 
     async def _hand_back(self, held: list[bytes]) -> None:
         """Let others have what is not in our hands any more, and what is left of `held`."""
@@ -377,11 +381,16 @@ class Engine:
             # Behind a proxy our own read may not be over yet. It is woken like others, and takes
             # back what is ours; but only once.
             await hand_back(freed=[], kept=kept, wake=wake)
-        if released:
+        not_begun = released - len(self._dispatcher.cut_short.keys() - set(kept))
+        if not_begun > 0:
             queue = self.keys.queue
-            fields = {"queue": queue, "entries": released}
-            text = "queue %s: %d jobs that had not begun go back to it"
-            logger.info(text, queue, released, extra=fields)
+            logger.info(
+                "queue %s: %s that had not begun %s back to it",
+                queue,
+                count(not_begun, "job"),
+                "goes" if not_begun == 1 else "go",
+                extra={"queue": queue, "entries": not_begun},
+            )
 
     async def _flush(self) -> None:
         await self._acker.drain()
@@ -396,10 +405,7 @@ class Engine:
                 await work
         except Exception as error:
             self._is_silent = isinstance(error, TimeoutError)
-            queue = self.keys.queue
-            fields = {"queue": queue}
-            reason = str(error) or type(error).__name__
-            logger.warning("queue %s: the drain is incomplete: %s", queue, reason, extra=fields)
+            self._tell_incomplete(error)
             self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_s))
         finally:
             self._waiting = None
@@ -409,17 +415,35 @@ class Engine:
         is_there = self.connection.is_connected and not self._is_silent
         return limit_s if is_there else min(limit_s, self._patience_s)
 
+    def _tell_incomplete(self, error: Exception) -> None:
+        if self._is_incomplete:
+            return  # what follows fails for the same reason, mostly
+        self._is_incomplete = True
+        queue = self.keys.queue
+        logger.warning(
+            "queue %s: the drain is incomplete: %s; jobs that could not be handed back run when "
+            "their leases are over",
+            queue,
+            "the server did not answer" if isinstance(error, TimeoutError) else error,
+            extra={"queue": queue},
+        )
+
     def _tell_given_up(self) -> None:
         acks, moves = self._acker.waiting, self._relocator.waiting
-        if acks or moves:
-            queue = self.keys.queue
-            logger.warning(
-                "queue %s: %d acks and %d moves were not confirmed: those jobs may run again",
-                queue,
-                acks,
-                moves,
-                extra={"queue": queue, "acks": acks, "moves": moves},
-            )
+        parts = (
+            (acks, "finished job", "acknowledged"),
+            (moves, "failed job", "put aside for a retry or into the dead-letter queue"),
+        )
+        queue = self.keys.queue
+        for number, what, done in parts:
+            if number:
+                logger.warning(
+                    "queue %s: %s could not be %s in time, and may run again",
+                    queue,
+                    count(number, what),
+                    done,
+                    extra={"queue": queue, "jobs": number},
+                )
 
     # ── Watching over it ────────────────────────────────────────────────────────────────────────
 
@@ -434,7 +458,8 @@ class Engine:
             moves_waiting=self._relocator.waiting,
             lost=self._lost_count,
             finished=self._dispatcher.finished,
-            cut_short=self._cut_short,
+            cut_short=len(self._dispatcher.cut_short),
+            is_incomplete=self._is_incomplete,
         )
 
     def _drained(self) -> None:

@@ -31,10 +31,10 @@ class BatchDispatcher(Dispatcher):
     def idle_slots(self) -> int:
         return len(self._idle) * (self._config.batch or 1) + self._missing
 
-    async def stop(self, deadline_s: float) -> int:
+    async def stop(self, deadline_s: float) -> None:
         self._is_stopping = True
         self._wake(1)
-        return await super().stop(deadline_s)
+        await super().stop(deadline_s)
 
     def _wake(self, count: int) -> None:
         if self._more is None:

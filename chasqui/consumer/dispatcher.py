@@ -51,6 +51,7 @@ from chasqui.metrics import (
     ReaderBatch,
     RetryScheduled,
 )
+from chasqui.words import count, some
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,9 @@ class Dispatcher:
         #: Whether all tasks of the loop are being cancelled, and the slots' with them.
         self.is_ending: Callable[[], bool] = lambda: False
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Entries whose runs our end cut short, by their ids.
+        self.cut_short: dict[bytes, Entry] = {}
+        self._told_cut_short = 0
 
     # ── Entries come in ─────────────────────────────────────────────────────────────────────────
 
@@ -214,22 +218,35 @@ class Dispatcher:
     def _is_our_end(self) -> bool:
         return self._is_stopping or self.is_ending()
 
-    async def stop(self, deadline_s: float) -> int:
-        """Start nothing more, let what runs finish; how much of it the deadline cut short."""
+    async def stop(self, deadline_s: float) -> None:
+        """Start nothing more, let what runs finish; what the deadline cuts short is told."""
         self._is_stopping = True
         self._handlers.stop()
         while self._idle:
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
-        if not self._tasks:
-            return 0
-        _, pending = await asyncio.wait(self._tasks, timeout=max(0.0, deadline_s))
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending, timeout=1.0)
-        return len(pending)
+        if self._tasks:
+            _, pending = await asyncio.wait(self._tasks, timeout=max(0.0, deadline_s))
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending, timeout=1.0)
+        # Those that take no notice run until the process ends.
+        self.cut_short |= {entry.id: entry for entry in self._holdings.running_entries()}
+        self._tell_cut_short()
+
+    def _tell_cut_short(self) -> None:
+        entries = list(self.cut_short.values())[self._told_cut_short :]
+        self._told_cut_short += len(entries)
+        if entries:
+            logger.warning(
+                "queue %s: %s cut short by the end of the worker, and will run again: %s",
+                self._queue,
+                f"{count(len(entries), 'job')} {'was' if len(entries) == 1 else 'were'}",
+                some([f"{entry.job_id} ({entry.name})" for entry in entries]),
+                extra={"queue": self._queue, "jobs": len(entries)},
+            )
 
     async def _work(self, slot: Slot, context: contextvars.Context) -> None:
         """Run one job after the other, until we stop or a run has changed the task's context: a
@@ -380,6 +397,7 @@ class Dispatcher:
             task = current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 if self._is_our_end():
+                    self.cut_short[entry.id] = entry
                     return False
                 while task.uncancel():  # by the handler, now or in a run before: the slot goes on
                     pass

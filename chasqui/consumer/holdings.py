@@ -99,9 +99,12 @@ class Holdings:
         started = [slot.started_ns for slot in self.slots if slot.entry or slot.entries]
         return (clock.boot_ns() - min(started)) / 1e9 if started else 0.0
 
+    def running_entries(self) -> list[Entry]:
+        single = [entry for slot in self.slots if (entry := slot.entry) is not None]
+        return single + [entry for slot in self.slots for entry in slot.entries]
+
     def running_ids(self) -> list[bytes]:
-        ids = [entry.id for slot in self.slots if (entry := slot.entry) is not None]
-        return ids + [entry.id for slot in self.slots for entry in slot.entries]
+        return [entry.id for entry in self.running_entries()]
 
     def running_names(self, since_ns: int) -> list[str]:
         """Names of running jobs or, if none runs, of jobs that began after `since_ns`; a few."""
@@ -161,9 +164,8 @@ class Holdings:
     def lose_to(self, entry: Entry) -> None:
         """Take what is in hand under this id for lost if it is another job: a server that
         forgot what it had, and whose clock is behind, gives ids a second time."""
-        running = (one for slot in self.slots for one in (slot.entry, *slot.entries))
-        for held in (*self.waiting, *running):
-            if held is not None and held.id == entry.id and held.job_id != entry.job_id:
+        for held in (*self.waiting, *self.running_entries()):
+            if held.id == entry.id and held.job_id != entry.job_id:
                 self.lost.add(entry.id)
 
     def make_way(self, entry_id: bytes) -> bool:

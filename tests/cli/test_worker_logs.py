@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Chasqui, end, running
+from tests.cli.conftest import Chasqui, call, end, running
 from tests.servers import KINDS, Server
 
 #: A worker that logs twenty errors for each job, and fails with some. SETUP comes first.
 PROGRAM = """
-import logging
+import logging, os, signal
 SETUP
 from chasqui import UnrecoverableError, Worker
 
@@ -27,6 +27,8 @@ async def pay(job):
     for n in range(20):
         log.error("order %s lost money", n)
     log.info("first\\nsecond")
+    if isinstance(job.data, dict):
+        os.kill(job.data["hangs"], signal.SIGSTOP)
     if job.data == "refused":
         raise UnrecoverableError("no such customer")
     if job.data == "down":
@@ -238,6 +240,32 @@ def test_the_life_of_a_worker_in_a_few_lines(
     assert texts[-1] == f"queue {queue_name}: {ENDED} 0 runs"
     assert not any("{" in text for text in texts), "no key is named"
     assert "canary" not in "".join([*lines, ended.err])
+
+
+@pytest.mark.slow
+def test_a_drain_that_the_server_does_not_hear_of_has_failed(
+    write: Callable[..., str], private_server: Callable[..., Server], queue_name: str
+) -> None:
+    """It is told once, and so is what may run again."""
+    server = private_server("redis-8.6")
+    program = write()
+    source = Path("program.py").read_text()
+    Path("program.py").write_text(source.replace("concurrency=7", "shutdown_deadline_s=1"))
+    with running("worker", program, url=server.url) as process:
+        read_until(process, "is now its promoter")
+        call("add", queue_name, "pay", json.dumps({"hangs": server.pid}), url=server.url)
+        read_until(process, "second")
+        try:
+            ended = end(process)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert ended.code == 1
+    warnings = [line for line in ended.err.splitlines() if "WARNING chasqui.consumer: " in line]
+    assert [line.partition(": queue ")[2] for line in warnings] == [
+        f"{queue_name}: the drain is incomplete: the server did not answer; jobs that could not be "
+        "handed back run when their leases are over",
+        f"{queue_name}: 1 finished job could not be acknowledged in time, and may run again",
+    ]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import threading
 import time
@@ -69,8 +70,9 @@ async def test_threads_that_handlers_block_are_in_nobodys_way(
 @pytest.mark.both_loops
 @pytest.mark.usefixtures("hoarding")
 async def test_close_under_load_hands_back_what_has_not_begun(
-    queue: Queue, start: Start, redis: Redis, keys: Keys
+    queue: Queue, start: Start, redis: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "chasqui")
     gate = asyncio.Event()
     runs: Counter[int] = Counter()
 
@@ -104,6 +106,8 @@ async def test_close_under_load_hands_back_what_has_not_begun(
     assert sum(runs.values()) == 5
     left = await redis("XPENDING", keys.stream, "default", "-", "+", 100)
     assert {one[3] for one in left} == {0}, "acks were flushed"
+    assert caplog.text.count("that had not begun go back to it") == 1
+    assert "cut short" not in caplog.text
 
     heir = start(handler, claim_min_idle_ms=60_000)
     await heir.completed(45)
@@ -279,8 +283,14 @@ async def test_what_is_handed_back_is_not_counted_as_new_where_nobody_must_be_wo
 
 @pytest.mark.parametrize("is_now", [False, True], ids=["deadline", "stop_now"])
 async def test_runs_beyond_the_deadline_are_cancelled_and_handed_back(
-    queue: Queue, start: Start, redis: Redis, keys: Keys, is_now: bool
+    queue: Queue,
+    start: Start,
+    redis: Redis,
+    keys: Keys,
+    is_now: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "chasqui")
     cancelled: list[int] = []
 
     async def handler(job: Job) -> None:
@@ -290,7 +300,7 @@ async def test_runs_beyond_the_deadline_are_cancelled_and_handed_back(
             cancelled.append(job.data)
             raise
 
-    await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
+    added = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
     running = start(handler, shutdown_deadline_s=60 if is_now else 0.05)
 
     async def all_run() -> bool:
@@ -306,6 +316,11 @@ async def test_runs_beyond_the_deadline_are_cancelled_and_handed_back(
     health = running.worker.health()
     assert health is not None
     assert health.cut_short == 3
+    assert not health.is_incomplete
+    assert "that had not begun" not in caplog.text
+    (told,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert "3 jobs were cut short by the end of the worker, and will run again: " in told
+    assert all(f"{job.id} (n)" in told for job in added)
     assert sorted(cancelled) == [0, 1, 2]
     pending = await redis("XPENDING", keys.stream, "default", "-", "+", 10)
     assert [one[3] for one in pending] == [0, 0, 0]
@@ -453,7 +468,9 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_does_not_answer(
         running.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.shield(running.task), WAIT_S)
-        assert "1 acks and 0 moves" in caplog.text
+        assert "1 finished job could not be acknowledged in time" in caplog.text
+        assert "failed job" not in caplog.text
+        assert caplog.text.count("the drain is incomplete") == 1
         assert not [one for one in threading.enumerate() if queue_name in one.name]
 
 
