@@ -38,6 +38,7 @@ QUEUES = {
     "test_counts_agree": "producer_and_operator",
     "test_dead_jobs": "operator",
     "test_durable": "producer_and_operator",
+    "test_forked_links": "producer_and_operator",
     "test_job_results": "producer_and_operator",
     "test_looking_after": "producer_and_operator",
     "test_lost_replies": "producer_and_operator",
@@ -51,6 +52,7 @@ QUEUES = {
     "test_scheduler": "producer_and_operator",
     "test_scheduler_behind": "producer_and_operator",
     "test_scheduler_running": "producer_and_operator",
+    "test_shredded": "producer_and_operator",
     "test_shutdown": "producer_and_operator",
 }
 

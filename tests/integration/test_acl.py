@@ -24,9 +24,11 @@ HERE = Path(__file__).parent
 LEFT_OUT = {
     "consuming/test_memory.py": "slow as a whole, and about memory",
     "test_acl.py": "this one",
+    "test_addresses.py": "plain connections",
     "test_blocking.py": "plain connections",
     "test_connection.py": "plain connections, that have no part to play",
     "test_core_commands.py": "plain connections",
+    "test_interrupted.py": "plain connections, in programs of their own",
     "test_lost_links.py": "plain connections",
     "test_server_answers.py": "plain connections",
     "test_tls.py": "plain connections",
