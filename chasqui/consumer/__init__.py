@@ -264,8 +264,12 @@ class Engine:
                 await in_thread_or_here(self._heartbeat.stop)
         except TimeoutError:
             queue = self.keys.queue
-            logger.warning(
-                "the heartbeat of queue %s hangs and is left behind", queue, extra={"queue": queue}
+            # Of a silent server everybody has heard by now.
+            logger.log(
+                logging.DEBUG if self._is_incomplete else logging.WARNING,
+                "queue %s: the heartbeat hangs and is left behind",
+                queue,
+                extra={"queue": queue},
             )
 
     async def _attend(self, make: Callable[["Engine"], Duty]) -> None:
