@@ -41,6 +41,7 @@ from chasqui.consumer.runs import (
     traceback_of,
     within,
 )
+from chasqui.consumers import HANDED_BACK_MS
 from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
 from chasqui.events import EventWriter
 from chasqui.metrics import (
@@ -135,6 +136,7 @@ class Dispatcher:
         reclaimed = 0
         in_hand: set[bytes] | None = None
         gone: list[bytes] = []
+        taken_over: list[Entry] = []
         for entry in entries:
             if entry is None:
                 continue
@@ -148,6 +150,8 @@ class Dispatcher:
                 reclaimed += entry.deliveries > 0
                 if in_hand is None:
                     in_hand = set(holdings.ids())
+                if 0 < entry.idle_ms < HANDED_BACK_MS and entry.id not in in_hand:
+                    taken_over.append(entry)
                 if not are_above and entry.id in in_hand:
                     holdings.lose_to(entry)
                 if entry.id in holdings.lost and holdings.make_way(entry.id):
@@ -167,6 +171,15 @@ class Dispatcher:
                 len(gone),
                 ", ".join(entry_id.decode() for entry_id in gone[:5]),
                 extra={"queue": self._queue, "entries": len(gone)},
+            )
+        if taken_over:
+            ids = [entry.job_id or entry.id.decode() for entry in taken_over]
+            self.complaints.warn(
+                "queue %s: took over %s from workers that were lost: %s",
+                self._queue,
+                count(len(ids), "job"),
+                some(ids),
+                jobs=len(ids),
             )
         if self._metrics is not None and entries:
             self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))

@@ -568,6 +568,7 @@ async def test_a_worker_ends_though_a_name_is_being_looked_up(
     async def heartbeat_asks() -> bool:
         return any("heartbeat" in name for name in asking)
 
+    caplog.set_level(logging.DEBUG, "chasqui.consumer")
     try:
         with monkeypatch.context() as patch:
             patch.setattr("socket.getaddrinfo", never)

@@ -9,6 +9,7 @@ import pytest
 from chasqui import Job, LeaseLostError, scripts
 from chasqui.consumer import acker
 from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consumers import HANDED_BACK_MS
 from chasqui.keys import Keys
 from chasqui.metrics import JobOutcome
 from chasqui.queue import Queue
@@ -309,6 +310,33 @@ local id = redis.call('XADD', KEYS[1], '*', 'd', ARGV[1])
 redis.call('XREADGROUP', 'GROUP', 'default', 'lost', 'STREAMS', KEYS[1], '>')
 redis.call('XCLAIM', KEYS[1], 'default', 'lost', 0, id, 'IDLE', 3600000, 'JUSTID')
 """
+
+
+async def test_a_takeover_is_told_and_what_was_handed_back_is_none(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis("XGROUP", "CREATE", keys.stream, "default", "0", "MKSTREAM")
+    for idle_ms in (3_600_000, HANDED_BACK_MS):
+        for _ in range(3):
+            await queue.add("n", idle_ms)
+        read = await redis(
+            "XREADGROUP", "GROUP", "default", "gone", "COUNT", 3, "STREAMS", keys.stream, ">"
+        )
+        ((_, entries),) = read.items() if isinstance(read, dict) else read
+        ids = [entry_id for entry_id, _ in entries]
+        claim = ("XCLAIM", keys.stream, "default", "gone", 0, *ids, "IDLE", idle_ms, "JUSTID")
+        await redis(*claim)
+    ran: dict[str, int] = {}
+
+    async def handler(job: Job) -> None:
+        ran[job.id] = job.data
+
+    running = start(handler, claim_min_idle_ms=LONG_MS)
+    await running.completed(6)
+    (record,) = [one for one in caplog.records if "took over" in one.message]
+    told, _, listed = record.message.partition(" from workers that were lost: ")
+    assert (record.levelname, told) == ("WARNING", f"queue {keys.queue}: took over 3 jobs")
+    assert listed.split(", ") == [job_id for job_id, idle in ran.items() if idle < HANDED_BACK_MS]
 
 
 @pytest.mark.slow
