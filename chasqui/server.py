@@ -211,6 +211,11 @@ def eviction_policy(info: Any) -> str:
     return _facts(info).get("maxmemory_policy", "unknown")
 
 
+def uptime_s(info: Any) -> float:
+    """For how long INFO says that the server has been up; infinite where it does not say."""
+    return float(_facts(info).get("uptime_in_seconds", "inf"))
+
+
 def _code(error: ReplyError) -> str:
     code = error.code
     if code == "ERR" or code.startswith("@user_script"):

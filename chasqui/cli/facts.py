@@ -13,6 +13,7 @@ from chasqui.plans import Plans
 from chasqui.queue import Counts
 from chasqui.repeatables import scored
 from chasqui.request import Effect, commands
+from chasqui.server import uptime_s
 
 #: Moments that are remembered: a minute, at a look per second.
 HISTORY: Final = 60
@@ -46,13 +47,14 @@ class Facts:
     entered: int | None
     #: All consumers of the group, also those that are gone.
     consumers: list[WorkerFacts]
+    #: Whether it can be told who of them is live. While the queue is paused they ask for nothing;
+    #: and a server that reads its log of commands at its start sees all of them there.
+    tells_live: bool
 
     @property
     def live(self) -> list[WorkerFacts]:
-        """The workers that were seen lately; all of them while the queue is paused, for then they
-        ask for nothing."""
-        is_paused = self.counts.is_paused
-        return [one for one in self.consumers if is_paused or one.idle_ms < SILENT_MS]
+        """The workers that were seen lately; all of them where nobody can tell."""
+        return [one for one in self.consumers if not self.tells_live or one.idle_ms < SILENT_MS]
 
     @property
     def depth(self) -> int:
@@ -75,9 +77,8 @@ class Facts:
             "repeatable count": counts.repeatables,
             "oldest job in stream (ms)": counts.oldest_ms,
             "paused": counts.is_paused,
-            # Of a paused queue nobody can tell.
-            "live workers": None if counts.is_paused else live,
-            "silent workers": None if counts.is_paused else len(self.consumers) - live,
+            "live workers": live if self.tells_live else None,
+            "silent workers": len(self.consumers) - live if self.tells_live else None,
         }
 
 
@@ -90,10 +91,12 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"),
         ("TIME",),
         ("XINFO", "CONSUMERS", keys.stream, group),
+        ("INFO", "server"),
         effect=Effect.READ,
         raises=False,
     )
-    groups, stream, oldest, (seconds, micros), consumers = await connection.submit(request)
+    groups, stream, oldest, time_, consumers, info = await connection.submit(request)
+    seconds, micros = time_
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     names = [one.get(b"name") for one in mappings(groups)]
     return Facts(
@@ -106,6 +109,8 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
             WorkerFacts(one[b"name"].decode(errors="replace"), one[b"pending"], one[b"idle"])
             for one in mappings(consumers)
         ],
+        tells_live=not counts.is_paused
+        and (not mappings(consumers) or uptime_s(info) * 1000 >= SILENT_MS),
     )
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
@@ -54,16 +55,19 @@ def test_inspect_prints_the_rows_of_chasquimq_first(chasqui: Chasqui, queue_name
 
 
 def test_inspect_counts_what_a_worker_has(
-    chasqui: Chasqui, valkey_9: Server, queue_name: str
+    chasqui: Chasqui, valkey_9: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chasqui("add", queue_name, "mail", "1")
     stream = Keys(queue_name).stream
     with redis.Redis.from_url(valkey_9.url) as client:
         client.xgroup_create(stream, "default", "0")
         client.xreadgroup("default", "somebody", {stream: ">"})
+    monkeypatch.setattr("chasqui.cli.facts.uptime_s", lambda info: 60.0)
     told = chasqui("inspect", queue_name).out
     assert "pending\t1\n" in told
     assert "live workers\t1\n" in told
+    monkeypatch.setattr("chasqui.cli.facts.uptime_s", lambda info: 59.0)
+    assert "live workers\t-\nsilent workers\t-\n" in chasqui("inspect", queue_name).out
     assert "pending\t0 (group not created)\n" in chasqui("inspect", queue_name, "--group", "x").out
 
 

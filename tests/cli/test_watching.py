@@ -16,7 +16,7 @@ from chasqui.config import Endpoint
 from chasqui.errors import ClosedError
 from chasqui.keys import Keys
 from tests.cli.conftest import Chasqui, Ran, Terminal, call, end, run, running
-from tests.servers import RemoteServer, Server
+from tests.servers import KINDS, RemoteServer, Server
 
 
 async def handle(job: Job) -> object:
@@ -307,11 +307,27 @@ def test_top_lists_the_workers_that_live_and_counts_the_others(
         names = [one["name"] for one in queue["workers"]]
         return names, queue["live_workers"], queue["silent_workers"]
 
+    monkeypatch.setattr("chasqui.cli.facts.uptime_s", lambda info: 60.0)
     assert told() == (["w1"], 1, 0)
     monkeypatch.setattr("chasqui.cli.facts.SILENT_MS", 0)  # it was not seen for so long
     assert told() == ([], 0, 1)
     chasqui("pause", queue_name)  # now nobody asks, and nobody can tell
     assert told() == (["w1"], None, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_lives_cannot_be_told_of_a_server_that_has_just_loaded_its_data(
+    kind: str, private_server: Callable[..., Server], queue_name: str
+) -> None:
+    server = private_server(kind, appendonly="yes", appendfsync="always")
+    stream = Keys(queue_name).stream
+    with redis.Redis.from_url(server.url) as client:
+        client.xadd(stream, {"d": "1"})
+        client.xgroup_create(stream, "default", "0")
+        client.xreadgroup("default", "gone", {stream: ">"})
+    server.restart()
+    told = call("inspect", queue_name, "--json", url=server.url).json
+    assert (told["pending"], told["live_workers"], told["silent_workers"]) == (1, None, None)
 
 
 async def test_top_ends_in_the_middle_of_a_look(
