@@ -114,7 +114,7 @@ class Worker:
             queue=queue_name,
         )
         if (places := self._handlers.places) is not None:
-            # No slot waits for a process: others may have one for the job.
+            # No slot waits for a thread or a process: others may have one for the job.
             slots = min(self._config.concurrency, places)
             self._config = replace(self._config, concurrency=slots)
         self._make_job: Callable[[Engine, Entry], Any] = _make_job

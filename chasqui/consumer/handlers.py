@@ -76,12 +76,13 @@ class Handlers:
 
     @property
     def places(self) -> int | None:
-        """How many jobs can run at once; None if that is not known here: a coroutine function takes
-        no place, nor does a plain one in a thread that hands back a coroutine."""
-        runners = [*self._runners.values(), self._default]
-        if not all(isinstance(run, _InProcess | None) for run in runners):
+        """How many jobs can run at once, where all handlers take a thread or a process; None if
+        some take neither."""
+        runners = [run for run in (*self._runners.values(), self._default) if run is not None]
+        if not all(isinstance(run, _InProcess | _InThread) for run in runners):
             return None
-        return sum(pool.places for pool in self._process_pools)
+        threads = any(isinstance(run, _InThread) for run in runners) and self._threads.places
+        return threads + sum(pool.places for pool in self._process_pools)
 
     def find(self, name: str) -> tuple[Runner | None, float | None]:
         """What runs a job of this name, or None, and how many seconds a run may take, or None: then

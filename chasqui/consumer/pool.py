@@ -26,7 +26,7 @@ class ThreadPool:
     def __init__(self, places: int, name: str, queue: str) -> None:
         """`places` is how many functions run at once, `name` what their threads' names start
         with."""
-        self._places = places
+        self.places = places
         self._name = name
         self._queue = queue
         self._room = asyncio.Semaphore(places)
@@ -41,7 +41,7 @@ class ThreadPool:
         """What the function returns. Waits while no thread can be started."""
         while True:
             if self._executor is None:
-                self._executor = _Executor(self._places, self._name)
+                self._executor = _Executor(self.places, self._name)
             executor = self._executor
             self._awaited[executor] = self._awaited.get(executor, 0) + 1
             try:

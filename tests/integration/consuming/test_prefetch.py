@@ -1,6 +1,7 @@
 """What a worker reads ahead of its slots, and when it lets others have that."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -160,6 +161,27 @@ async def test_slow_handlers_read_nothing_ahead(
     await other.completed(48)
     gate.set()
     await slow.completed(2)
+
+
+async def test_no_job_waits_for_a_thread_where_another_worker_has_one(
+    queue: Queue, start: Start, redis: Redis, keys: Keys
+) -> None:
+    gate, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handler(job: Job) -> None:
+        if job.name == "long":
+            loop.call_soon_threadsafe(begun.set)
+            gate.wait(60)
+
+    await queue.add_bulk([{"name": name, "data": None} for name in ("long", *["short"] * 10)])
+    busy = start(handler, threads=1, claim_min_idle_ms=LEASE_MS)
+    try:
+        await busy.fact(begun.wait())
+        await start(handler, threads=1, claim_min_idle_ms=LEASE_MS).completed(10)
+    finally:
+        gate.set()
+    await until(lambda: at_rest(redis, keys), "all is done")
 
 
 async def test_without_prefetch_nothing_is_read_but_for_slots(queue: Queue, start: Start) -> None:
