@@ -478,7 +478,7 @@ async def test_a_coroutine_from_a_thread_is_kept_to_its_time_and_holds_no_thread
     jobs = await queue.add_bulk([{"name": "n", "data": i} for i in range(3)])
     options = {"timeout_ms": {"hang": 50, "n": 20_000}, "threads": 1, "store_results": True}
     # `other` takes no thread, so there are more slots than threads.
-    running = start({"default": lambda job: later(job), "other": later}, **options)
+    running = start({"other": later}, default=lambda job: later(job), **options)
     for job in jobs:
         assert await running.result(queue, job.id) == "met"
     await queue.add("hang", None, attempts=1)
