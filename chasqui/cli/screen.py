@@ -1,9 +1,10 @@
 """The screen of `chasqui top`: a table of queues, and below it what the chosen one is doing."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -17,11 +18,13 @@ from chasqui.cli.board import Board, Details
 from chasqui.cli.facts import Facts, History, sparkline
 from chasqui.cli.output import at_ms, cell, escaped
 from chasqui.config import Endpoint
-from chasqui.errors import ChasquiError
+from chasqui.errors import ChasquiError, OutcomeUnknownError, UnreachableError
 from chasqui.words import count
 
 _QUEUE_COLUMNS = ("queue", "waiting", "pending", "delayed", "dead", "in/s", "out/s", "depth", "")
 _SPARK_WIDTH = 12
+#: How long a look may take, and what a key asks for, before the server counts as gone.
+ANSWER_S: Final = 2.0
 
 
 class Table(DataTable[Text]):
@@ -54,9 +57,13 @@ class Top(App[None]):
         self, endpoint: Endpoint, queues: list[str], *, group: str, interval_s: float
     ) -> None:
         super().__init__()
+        self._endpoint = endpoint
         self._board = Board(endpoint, queues, group)
         self._interval_s = interval_s
         self._due = asyncio.Event()
+        #: When the server last answered, by the monotonic clock, and whether it does.
+        self._answered_s = time.monotonic()
+        self._answers = True
 
     def compose(self) -> ComposeResult:
         yield Table(id="queues", cursor_type="row")
@@ -94,17 +101,29 @@ class Top(App[None]):
             while True:
                 self._due.clear()
                 try:
-                    await self._board.look()
-                    self._draw_queues()
-                    if (queue := self._chosen()) is not None:
-                        self._draw_workers(self._board.histories[queue].last)
-                        self._draw_details(await self._board.details(queue))
+                    async with asyncio.timeout(ANSWER_S):
+                        await self._look()
+                    self._answered_s, self._answers = time.monotonic(), True
                     self._tell("" if self._board.histories else "no queues")
+                except (TimeoutError, UnreachableError, OutcomeUnknownError):
+                    self._answers = False
+                    self._tell(self._gone())
                 except ChasquiError as error:
                     self._tell(str(error))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._interval_s):
                         await self._due.wait()
+
+    async def _look(self) -> None:
+        await self._board.look()
+        self._draw_queues()
+        if (queue := self._chosen()) is not None:
+            self._draw_workers(self._board.histories[queue].last)
+            self._draw_details(await self._board.details(queue))
+
+    def _gone(self) -> str:
+        gone_s = time.monotonic() - self._answered_s
+        return f"no connection to {self._endpoint} for {gone_s:.0f} s: this is what was last seen"
 
     def _draw_queues(self) -> None:
         table, histories = self._table("queues"), self._board.histories
@@ -158,14 +177,22 @@ class Top(App[None]):
 
     # ── What is done ────────────────────────────────────────────────────────────────────────────
 
+    def _chosen_for_deed(self) -> str | None:
+        """The queue under the cursor; None, and told, while there is no server to do anything."""
+        if self._answers:
+            return self._chosen()
+        self.notify("not done: there is no connection", severity="error")
+        return None
+
     async def action_pause(self) -> None:
-        if (queue := self._chosen()) is not None:
+        if (queue := self._chosen_for_deed()) is not None:
             with self._told():
-                is_paused = await self._board.toggle_pause(queue)
+                async with asyncio.timeout(ANSWER_S):
+                    is_paused = await self._board.toggle_pause(queue)
                 self.notify(f"queue {queue} {'paused' if is_paused else 'resumed'}", markup=False)
 
     async def action_replay(self) -> None:
-        queue = self._chosen()
+        queue = self._chosen_for_deed()
         if queue is None:
             return
         dead = self._board.histories[queue].last.counts.dlq
@@ -174,17 +201,21 @@ class Top(App[None]):
             return
 
         async def answer(is_yes: bool | None) -> None:
-            if is_yes:
-                with self._told():
-                    moved = await self._board.replay(queue, dead)
-                    self.notify(f"replayed {moved} of queue {queue}", markup=False)
+            if is_yes:  # beside the screen, which goes on: there may be many
+                self.run_worker(self._replay(queue, dead))
 
         self.push_screen(Question(f"Run {count(dead, 'dead job')} of queue {queue} again?"), answer)
 
+    async def _replay(self, queue: str, dead: int) -> None:
+        with self._told():
+            moved = await self._board.replay(queue, dead)
+            self.notify(f"replayed {moved} of queue {queue}", markup=False)
+
     async def action_inspect(self) -> None:
-        if (queue := self._chosen()) is not None:
+        if (queue := self._chosen_for_deed()) is not None:
             with self._told():
-                details = await self._board.details(queue)
+                async with asyncio.timeout(ANSWER_S):
+                    details = await self._board.details(queue)
                 rows = self._board.histories[queue].last.rows()
                 self.push_screen(Inspection(queue, rows, details))
 
@@ -193,6 +224,9 @@ class Top(App[None]):
         """Around a deed: what goes wrong is told, and what it did is looked at soon."""
         try:
             yield
+        except TimeoutError:
+            text = f"no answer within {ANSWER_S:g} s: it may be done or not"
+            self.notify(text, severity="error", markup=False)
         except ChasquiError as error:
             self.notify(str(error), severity="error", markup=False)
         self._due.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -291,6 +292,33 @@ def test_top_shows_queues_and_obeys_keys(
         terminal.wait_for(rf"queue {other} paused")
         assert chasqui("inspect", other, "--json").json["paused"] is True
         assert chasqui("inspect", queue_name, "--json").json["paused"] is False
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
+def test_top_says_that_the_server_is_gone_and_does_nothing_meanwhile(
+    private_server: Callable[..., Server], queue_name: str, how: signal.Signals
+) -> None:
+    server = private_server("redis-8.6", appendonly="yes", appendfsync="always")
+    queue = queue_name[5:15]
+    call("add", queue, "mail", "1", url=server.url)
+    with Terminal("top", queue, "--interval-ms", "50", url=server.url) as terminal:
+        terminal.wait_for(rf"^ {queue} +1 ")
+        os.kill(server.pid, how)
+        terminal.wait_for(rf"^no connection to 127.0.0.1:{server.port} for [1-9]\d* s")
+        terminal.press("p")
+        terminal.wait_for("not done: there is no connection")
+        if how == signal.SIGSTOP:
+            os.kill(server.pid, signal.SIGCONT)
+        else:
+            server.kill()
+            server.start()
+        terminal.wait_for("^no connection to", is_there=False)
+        assert call("inspect", queue, "--json", url=server.url).json["paused"] is False
+        terminal.press("p")
+        terminal.wait_for(f"queue {queue} paused")
         terminal.press("q")
         assert terminal.wait() == 0
 
