@@ -11,6 +11,7 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes, moment
 from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.run import on_queue
+from chasqui.config import MAX_COUNT
 from chasqui.dlq import DeadJob
 from chasqui.errors import PayloadError
 from chasqui.queue import Queue
@@ -72,7 +73,13 @@ def peek(
     """
     selectors = _selectors(ids, name, reason, error, since, until)
     must_exist(queue, redis_url, as_json=as_json)
-    found = on_queue(queue, redis_url, lambda it: _first(it, limit, selectors))
+
+    async def deed(it: Queue) -> tuple[list[DeadJob], int]:
+        found = await _first(it, limit, selectors)
+        is_all = len(found) < limit or as_json
+        return found, len(found) if is_all else await _matching(it, it.delete_dlq, selectors)
+
+    found, matching = on_queue(queue, redis_url, deed)
     columns = ("dlq id", "dead since", "reason", "name", "job id", "source id", "detail")
     rows = [
         (
@@ -92,6 +99,8 @@ def peek(
     if found and not as_json:
         print()
         _histogram("reason", (job.reason for job in found))
+        if matching > len(found):
+            print(f"\n{_of_matching(len(found), matching, limit, selectors)} shown")
 
 
 @app.command("show")
@@ -145,7 +154,7 @@ def replay(
     chosen = _selectors(ids, name, reason, error, since, until)
     must_exist(queue, redis_url, as_json=as_json)
     done = on_queue(queue, redis_url, lambda it: _counted(it, it.replay_dlq, limit, chosen, yes))
-    _report("replay", "replayed", done, yes, as_json)
+    _report("replay", "replayed", done, limit, chosen, yes, as_json)
 
 
 @app.command()
@@ -171,7 +180,7 @@ def delete(
     chosen = _selectors(ids, name, reason, error, since, until)
     must_exist(queue, redis_url, as_json=as_json)
     done = on_queue(queue, redis_url, lambda it: _counted(it, it.delete_dlq, limit, chosen, yes))
-    _report("delete", "deleted", done, yes, as_json)
+    _report("delete", "deleted", done, limit, chosen, yes, as_json)
 
 
 def _selectors(
@@ -256,17 +265,49 @@ async def _counted(
     limit: int,
     selectors: dict[str, Any],
     yes: bool,
-) -> tuple[int, int]:
-    """How many dead jobs it was done to, or would be, and how many there were."""
+) -> tuple[int, int, int]:
+    """How many dead jobs it was done to, or would be; how many match, and how many there were."""
     total = (await queue.counts()).dlq
-    return await deed(limit, **selectors, dry_run=not yes), total
+    matching = await _matching(queue, deed, selectors) if total > limit else None
+    done = await deed(limit, **selectors, dry_run=not yes)
+    return done, done if matching is None else matching, total
 
 
-def _report(verb: str, done: str, outcome: tuple[int, int], yes: bool, as_json: bool) -> None:
-    moved, total = outcome
+async def _matching(
+    queue: Queue, deed: Callable[..., Awaitable[int]], selectors: dict[str, Any]
+) -> int:
+    """How many dead jobs are meant, without a limit."""
+    if not _is_selective(selectors):
+        return (await queue.counts()).dlq
+    return await deed(MAX_COUNT, **selectors, dry_run=True)
+
+
+def _is_selective(selectors: dict[str, Any]) -> bool:
+    return any(value is not None for value in selectors.values())
+
+
+def _of_matching(done: int, matching: int, limit: int, selectors: dict[str, Any]) -> str:
+    """So many of those that are meant, where the limit left some out."""
+    entries = count(matching, "entry")
+    meant = f"the {entries} that match" if _is_selective(selectors) else entries
+    return f"{done:,} of {meant} (--limit {limit})"
+
+
+def _report(
+    verb: str,
+    done: str,
+    outcome: tuple[int, int, int],
+    limit: int,
+    selectors: dict[str, Any],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    moved, matching, total = outcome
     if as_json:
-        show({done: moved if yes else 0, "selected": moved, "in_dlq": total}, as_json=True)
-    elif yes:
-        print(f"{done} {moved} of {count(total, 'entry')}")
-    else:
-        print(f"would {verb} {moved} of {count(total, 'entry')}; add --yes to do it")
+        facts = {"selected": moved, "matching": matching, "in_dlq": total}
+        show({done: moved if yes else 0, **facts}, as_json=True)
+        return
+    told = f"{moved:,} of {count(total, 'entry')}"
+    if matching > limit:
+        told = _of_matching(moved, matching, limit, selectors)
+    print(f"{done} {told}" if yes else f"would {verb} {told}; add --yes to do it")

@@ -23,6 +23,21 @@ def test_peek_lists_the_dead_and_counts_their_reasons(
     assert chasqui("dlq", "peek", queue_name, "--until", "1h").out == "no dead jobs\n"
 
 
+def test_peek_says_what_the_limit_left_out(
+    chasqui: Chasqui, queue_name: str, bury: Callable[..., str]
+) -> None:
+    for name in ("mail", "mail", "mail", "sms"):
+        bury(name, 1, "retries_exhausted")
+
+    def last_line(*more: str) -> str:
+        return chasqui("dlq", "peek", queue_name, *more).out.splitlines()[-1]
+
+    assert last_line("--limit", "2") == "2 of 4 entries (--limit 2) shown"
+    selected = ("--name", "mail", "--limit", "2")
+    assert last_line(*selected) == "2 of the 3 entries that match (--limit 2) shown"
+    assert last_line("--limit", "4") == last_line() == "retries_exhausted\t4"
+
+
 @pytest.mark.slow
 def test_peek_in_a_terminal_leaves_ids_whole(
     valkey_9: Server, queue_name: str, bury: Callable[..., str]
@@ -74,9 +89,16 @@ def test_replay_moves_only_with_yes(
         bury("mail", 1, "retries_exhausted", error="boom")
     bury("sms", 1, "unrecoverable")
     selected = ["dlq", "replay", queue_name, "--error", "boom", "--limit", "2"]
-    assert chasqui(*selected).out == "would replay 2 of 4 entries; add --yes to do it\n"
+    told = "2 of the 3 entries that match (--limit 2)"
+    assert chasqui(*selected).out == f"would replay {told}; add --yes to do it\n"
+    outcome = {"replayed": 0, "selected": 2, "matching": 3, "in_dlq": 4}
+    assert chasqui(*selected, "--json").json == outcome
+    everything = chasqui("dlq", "replay", queue_name, "--limit", "2").out
+    assert everything == "would replay 2 of 4 entries (--limit 2); add --yes to do it\n"
+    selective = chasqui("dlq", "replay", queue_name, "--error", "boom").out
+    assert selective == "would replay 3 of 4 entries; add --yes to do it\n"
     assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 0
-    assert chasqui(*selected, "--yes").out == "replayed 2 of 4 entries\n"
+    assert chasqui(*selected, "--yes").out == f"replayed {told}\n"
     facts = chasqui("inspect", queue_name, "--json").json
     assert (facts["stream_depth"], facts["dlq_depth"]) == (2, 2)
 
@@ -87,7 +109,8 @@ def test_delete_deletes_only_with_yes(
     kept, dropped = bury("mail", 1, "unrecoverable"), bury("mail", 2, "malformed")
     selected = ["dlq", "delete", queue_name, "--id", dropped]
     assert chasqui(*selected).out == "would delete 1 of 2 entries; add --yes to do it\n"
-    assert chasqui(*selected, "--yes", "--json").json == {"deleted": 1, "selected": 1, "in_dlq": 2}
+    outcome = {"deleted": 1, "selected": 1, "matching": 1, "in_dlq": 2}
+    assert chasqui(*selected, "--yes", "--json").json == outcome
     assert [row["dlq_id"] for row in chasqui("dlq", "peek", queue_name, "--json").json] == [kept]
 
 
