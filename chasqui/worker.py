@@ -102,8 +102,10 @@ class Worker:
             by_name = {"handler": handler, "processes": processes, "timeout_ms": timeout_ms}
             for what, given in by_name.items():
                 if isinstance(given, Mapping):
+                    one = "one function" if what == "handler" else "one number"
                     raise TypeError(
-                        f"{what} cannot go by name with batch: jobs of all names share a batch"
+                        f"{what} cannot go by name with batch: pass {one}, for jobs of all names "
+                        "share a batch"
                     )
         self._handlers: Handlers = Handlers(
             handler,

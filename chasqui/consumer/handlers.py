@@ -8,13 +8,14 @@ import contextvars
 import functools
 import inspect
 import pickle
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from chasqui.config import MAX_COUNT, MAX_MS, check_int
 from chasqui.consumer.pool import Place, ThreadPool
 from chasqui.consumer.processes import NOT_FOR_FUTURES, ProcessPool
 from chasqui.consumer.runs import NotBegunError, within
+from chasqui.words import meant, near
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -48,6 +49,10 @@ class Handlers:
                     check_int(f"{what}[{name!r}]", number, 1, high)
             else:
                 check_int(what, numbers, 1, high)
+        names = handler if isinstance(handler, Mapping) else ()
+        _check_names("handler", names, names)
+        _check_names("processes", processes, names)
+        _check_names("timeout_ms", timeout_ms, names if names and default is None else None)
         #: What all plain functions share.
         self._threads = ThreadPool(threads, THREAD_NAME, queue)
         self._processes = processes
@@ -174,6 +179,18 @@ class _InThread:
         for variable, value in context.items():  # what it set there holds here as well
             variable.set(value)
         return await result
+
+
+def _check_names(what: str, given: object, known: Iterable[str] | None) -> None:
+    """Refuse settings for names that no handler has; None: a handler may have any."""
+    for name in given if isinstance(given, Mapping) else ():
+        if not isinstance(name, str):
+            raise TypeError(f"{what} goes by the names of jobs, which are str: got {name!r}")
+        if known is not None and name not in known:
+            raise ValueError(
+                f"{what} names {name!r}, for which handler has no function of its own"
+                f"{meant([repr(one) for one in near(name, known)])}"
+            )
 
 
 def _run(pool: ThreadPool, handler: Handler, job: Any) -> Any:

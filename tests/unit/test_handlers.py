@@ -64,16 +64,32 @@ class TakesTwo:
         (plain, {"processes": 0}, "processes must be at least 1"),
         (plain, {"threads": -3}, "threads must be at least 1"),
         (plain, {"threads": 0}, "threads must be at least 1"),
-        ({"mail": plain}, {"batch": 5}, "handler cannot go by name with batch"),
+        ({"mail": plain}, {"batch": 5}, "handler cannot go by name with batch: pass one function"),
         ({}, {"batch": 5, "default": plain}, "handler cannot go by name with batch"),
         (plain, {"batch": 5, "timeout_ms": {"mail": 1}}, "timeout_ms cannot go by name with batch"),
         (plain, {"batch": 5, "processes": {"mail": 1}}, "processes cannot go by name with batch"),
         (lambda job: None, {"processes": 2}, "the handler is to run in processes"),
+        ({5: plain}, {}, "handler goes by the names of jobs, which are str: got 5"),
+        (plain, {"timeout_ms": {5: 5}}, "timeout_ms goes by the names of jobs, .*: got 5"),
+        (
+            {"sleep": plain, "b": plain},
+            {"timeout_ms": {"slpp": 5}},
+            "timeout_ms names 'slpp', for which handler has no function of its own: is it 'sleep'",
+        ),
+        ({"a": plain}, {"processes": {"b": 2}}, "processes names 'b', .* of its own$"),
+        ({"a": plain}, {"processes": {"b": 2}, "default": plain}, "processes names 'b'"),
+        (plain, {"processes": {"b": 2}}, "processes names 'b'"),
     ],
 )
 def test_what_cannot_work_is_refused(handler: Any, options: dict[str, Any], told: str):
     with pytest.raises((TypeError, ValueError), match=told):
         Worker("q", handler, **options)
+
+
+def test_timeouts_may_be_for_names_that_the_default_runs():
+    Worker("q", {"a": plain}, default=plain, timeout_ms={"b": 5})
+    Worker("q", {}, default=plain, timeout_ms={"b": 5})
+    Worker("q", plain, timeout_ms={"b": 5})
 
 
 def test_an_empty_mapping_with_a_default_will_do():
