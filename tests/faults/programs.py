@@ -14,9 +14,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from chasqui import Promoter, Queue, Scheduler, Worker, sync
+from chasqui import Promoter, Queue, Scheduler, Worker, consumers, scheduler, sync
 from chasqui._core.envelope import encode_envelope
 from chasqui.adding import CHUNK_JOBS
+from chasqui.consumer import appetite
+from chasqui.consumer.acker import Acker
+from chasqui.consumer.appetite import Appetite
+from chasqui.consumer.mercy import Mercy
 from chasqui.errors import UnreachableError
 from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.payload import encode
@@ -28,6 +32,8 @@ from tests.ledger import HANDED_BACK_MS, Ledger
 BULK = 2 * CHUNK_JOBS + 5
 #: Whoever takes over bears the same name: so nobody waits for a lease to end.
 NAME = "one"
+#: A consumer that holds nothing, and whose process is gone.
+GONE = "gone"
 FAR_MS = 600_000
 POLL_S = 0.005
 
@@ -117,6 +123,14 @@ def replay(queue: Any) -> Any:
     return queue.replay_dlq(10 * BULK)
 
 
+def delete_dead(queue: Any) -> Any:
+    return queue.delete_dlq(10 * BULK)
+
+
+def free(queue: Any) -> Any:
+    return queue.free_job_id("id-0")
+
+
 # ── Duties ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -134,14 +148,41 @@ def fire(url: str, direct_url: str, queue_name: str, folder: str) -> None:
         asyncio.run(_attend(engine, lambda: not client.exists(Keys(queue_name).repeat)))
 
 
+def fire_in_steps(url: str, direct_url: str, queue_name: str, folder: str) -> None:
+    """The same, with hardly anything in one call."""
+    scheduler.FIRES_PER_CALL = 2  # type: ignore[misc]
+    fire(url, direct_url, queue_name, folder)
+
+
+def sweep(url: str, direct_url: str, queue_name: str, folder: str) -> None:
+    """Lead until the consumer that is gone is listed no more. Whoever holds nothing is gone."""
+    consumers.SILENCE_MS = 0  # type: ignore[misc]
+    engine = Promoter(url, queue_name, holder_id=NAME)
+    with redis.Redis.from_url(direct_url) as client:
+        asyncio.run(_attend(engine, lambda: GONE not in listed(client, Keys(queue_name))))
+
+
+def listed(client: redis.Redis, keys: Keys) -> list[str]:
+    """The consumers of the group."""
+    found = client.xinfo_consumers(keys.stream, DEFAULT_GROUP)
+    return [consumer["name"].decode() for consumer in found]
+
+
 # ── Workers ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class Working:
-    """A worker's program: run jobs until a fact is true, then drain."""
+    """A worker's program: run jobs until a fact is true, then drain. `patch` changes what workers
+    of its process do."""
 
-    def __init__(self, fact: Callable[["Working", redis.Redis], object], **options: Any) -> None:
-        self._fact, self._options = fact, options
+    def __init__(
+        self,
+        fact: Callable[["Working", redis.Redis], object],
+        *,
+        patch: Callable[[], None] = hoard,
+        **options: Any,
+    ) -> None:
+        self._fact, self._patch, self._options = fact, patch, options
 
     def __call__(self, url: str, direct_url: str, queue_name: str, folder: str) -> None:
         self.keys = Keys(queue_name)
@@ -149,7 +190,7 @@ class Working:
         self._ledger = Ledger(Path(folder))
         self._idle_ms: dict[Any, int] = {}
         self.renewals = 0
-        hoard()
+        self._patch()
         worker = Worker(
             queue_name,
             Runs(Path(folder), str(os.getpid())).handlers(),
@@ -176,8 +217,13 @@ class Working:
 
     def holds_all(self, client: redis.Redis) -> bool:
         """It runs one and holds the others."""
-        has_begun = any(fact.who == str(os.getpid()) for fact in self._ledger.read("start"))
-        return has_begun and len(self._pending(client)) == client.xlen(self.keys.stream)
+        return self._has_begun() and len(self._pending(client)) == client.xlen(self.keys.stream)
+
+    def lets_go(self, client: redis.Redis) -> bool:
+        """It holds the one that it runs, and no other; then its handlers may end."""
+        if self._has_begun() and self._kept(client) <= 1:
+            self.gate.touch()
+        return self.is_done(client)
 
     def is_renewed(self, client: redis.Redis) -> bool:
         """Its lease was renewed twice: idle times went down; then its handler may end."""
@@ -189,6 +235,9 @@ class Working:
             self.gate.touch()
         return self.is_done(client)
 
+    def _has_begun(self) -> bool:
+        return any(fact.who == str(os.getpid()) for fact in self._ledger.read("start"))
+
     def _kept(self, client: redis.Redis) -> int:
         idle_ms = [held["time_since_delivered"] for held in self._pending(client)]
         return sum(one < HANDED_BACK_MS for one in idle_ms)
@@ -198,6 +247,29 @@ class Working:
             return client.xpending_range(self.keys.stream, DEFAULT_GROUP, "-", "+", 10)
         except redis.ResponseError:  # there is no group yet
             return []
+
+
+def doubt() -> None:
+    """Let workers of this process be sure of no lease when they acknowledge."""
+    hoard()
+    Acker._are_ours = lambda self, ids, sure_for_s: False  # type: ignore[method-assign]
+
+
+def read_ahead_once() -> None:
+    """Let workers of this process read ahead until they have judged, soon, what waits too long."""
+    hoard()
+    appetite.HOLD_S = 0.02  # type: ignore[misc]
+    Mercy.ends_s = lambda self, replaced_s, now_s: 0.0  # type: ignore[method-assign] # no others
+
+    def judge(self: Appetite) -> int:
+        if excess := _excess(self):
+            Appetite._ahead = lambda self: 0  # type: ignore[method-assign]
+        return excess
+
+    Appetite.excess = judge  # type: ignore[method-assign]
+
+
+_excess = Appetite.excess
 
 
 # ── Controls: the same in steps that are not one ────────────────────────────────────────────────

@@ -1,18 +1,36 @@
 """Operations that break off before or after any of their commands: nothing is lost or doubled."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from chasqui import RepeatPattern, sync
-from chasqui._core.envelope import decode_envelope, encode_envelope
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE
-from chasqui.payload import encode
 from tests.faults import programs
 from tests.faults.boundaries import CUTS, DEATHS, Operation, Scene, Trial, is_any
-from tests.faults.programs import BULK, FAR_MS, HANDED_BACK_MS, Producing, Working
+from tests.faults.programs import BULK, FAR_MS, Producing, Working
+from tests.faults.scenes import (
+    both,
+    cancelled,
+    dead,
+    dead_with_ids,
+    delayed,
+    due,
+    fired_five_times,
+    freed,
+    gone,
+    handed_back,
+    has_left,
+    held,
+    indexed,
+    only_in,
+    overdue,
+    replayed,
+    rescheduled,
+    result_stored,
+    told_once,
+    told_unless_killed,
+    waiting,
+)
 from tests.proxy import Fault
 from tests.servers import RemoteServer, Server
 
@@ -23,113 +41,6 @@ FAULTS = {
     "killed before": Fault.HOLD_BEFORE,
     "killed after": Fault.HOLD_AFTER,
 }
-
-# ── What is there beforehand ────────────────────────────────────────────────────────────────────
-
-
-def delayed(*, delay_ms: int, count: int) -> Callable[[Scene], range]:
-    def prepare(scene: Scene) -> range:
-        jobs = [
-            {"name": "quick", "data": {"n": n}, "job_id": f"id-{n}", "delay_ms": delay_ms}
-            for n in range(count)
-        ]
-        with sync.Queue(scene.queue_name, redis_url=scene.url) as queue:
-            queue.add_bulk(jobs)
-        return range(count)
-
-    return prepare
-
-
-def dead(scene: Scene) -> range:
-    pipeline = scene.client.pipeline(transaction=False)
-    for n in range(BULK):
-        envelope = encode_envelope(f"id-{n}", encode({"n": n}), 0, 3)
-        pipeline.xadd(scene.keys.dlq, {"d": envelope, "n": "quick", "reason": "failed"})
-    pipeline.execute()
-    return range(BULK)
-
-
-def due(scene: Scene) -> range:
-    """Specs whose only fire is due: more than one call fires."""
-    with sync.Queue(scene.queue_name, redis_url=scene.url) as queue:
-        for n in range(5):
-            queue.upsert_repeatable_job(
-                "quick", {"n": n}, repeat=RepeatPattern.every(FAR_MS), limit=1, key=f"key-{n}"
-            )
-            scene.client.zadd(scene.keys.repeat, {f"key-{n}": time.time_ns() // 10**6 - 1000})
-    return range(5)
-
-
-def waiting(name: str, count: int = 1) -> Callable[[Scene], range]:
-    def prepare(scene: Scene) -> range:
-        with sync.Queue(scene.queue_name, redis_url=scene.url) as queue:
-            for n in range(count):
-                queue.add(name, {"n": n}, job_id=f"id-{n}", attempts=3, backoff=FAR_MS)
-        return range(count)
-
-    return prepare
-
-
-# ── What must be there in the end ───────────────────────────────────────────────────────────────
-
-
-def only_in(place: str, jobs: Iterable[int]) -> Callable[[Scene], list[str]]:
-    """All these are in one place, and the others are empty."""
-    wanted: dict[str, list[int]] = {"stream": [], "delayed": [], "dlq": []}
-    wanted[place] = sorted(jobs)
-
-    def check(scene: Scene) -> list[str]:
-        census = scene.census()
-        found = {name: sorted(getattr(census, name)) for name in wanted}
-        return [] if found == wanted else [f"jobs are here: {found}"]
-
-    return check
-
-
-def indexed(place: str, jobs: Iterable[int]) -> Callable[[Scene], list[str]]:
-    """The same, and the index of delayed jobs holds those that are delayed, and no others."""
-
-    def check(scene: Scene) -> list[str]:
-        members = sorted(scene.client.zrange(scene.keys.delayed, 0, -1))
-        names = scene.client.scan_iter(scene.keys.didx("*"))
-        found = sorted(scene.client.get(name) for name in names)
-        return only_in(place, jobs)(scene) + ([] if found == members else [f"indexed: {found}"])
-
-    return check
-
-
-def cancelled(scene: Scene) -> list[str]:
-    marker = scene.client.exists(scene.keys.didx("id-0"))
-    return only_in("delayed", [1])(scene) + (["its marker is left"] if marker else [])
-
-
-def rescheduled(scene: Scene) -> list[str]:
-    scores = [score for _, score in scene.client.zrange(scene.keys.delayed, 0, -1, withscores=True)]
-    later = time.time() * 1000 + 1.5 * FAR_MS
-    return [] if [score > later for score in scores] == [False, True] else [f"scores: {scores}"]
-
-
-def replayed(scene: Scene) -> list[str]:
-    entries = scene.client.xrange(scene.keys.stream)
-    attempts = {decode_envelope(fields[ENVELOPE]).attempt for _, fields in entries}
-    complaints = only_in("stream", range(BULK))(scene)
-    return complaints + ([] if attempts == {0} else [f"attempts: {attempts}"])
-
-
-def result_stored(scene: Scene) -> list[str]:
-    with sync.Queue(scene.queue_name, redis_url=scene.url) as queue:
-        result = queue.get_job_result("id-0")
-    return only_in("stream", [])(scene) + ([] if result == 0 else [f"the result is {result}"])
-
-
-def handed_back(scene: Scene) -> list[str]:
-    """What has not been done is free for whoever comes next."""
-    held = scene.client.xpending_range(scene.keys.stream, DEFAULT_GROUP, "-", "+", 10)
-    kept = [one for one in held if one["time_since_delivered"] < HANDED_BACK_MS]
-    done = {fact.n for fact in scene.ledger.read("end")}
-    complaints = only_in("stream", set(scene.present) - done)(scene)
-    return complaints + ([f"not handed back: {kept}"] if kept else [])
-
 
 # ── Operations ──────────────────────────────────────────────────────────────────────────────────
 
@@ -166,6 +77,16 @@ def _producing(is_blocking: bool) -> dict[str, Operation]:
             programs.reschedule, prepare=delayed(delay_ms=FAR_MS, count=2), check=rescheduled
         ),
         "replay": other(programs.replay, prepare=dead, check=replayed, core=("EVALSHA replay",)),
+        "delete dead": other(
+            programs.delete_dead,
+            removes=many,
+            prepare=dead_with_ids,
+            check=both(only_in("dlq", []), freed("id-0")),
+            core=("EVALSHA delete_dead",),
+        ),
+        "free": other(
+            programs.free, prepare=waiting("quick"), check=both(only_in("stream", one), freed())
+        ),
     }
 
 
@@ -181,17 +102,47 @@ OPERATIONS = {
     "fire": Operation(
         programs.fire, prepare=due, check=only_in("stream", range(5)), core=("EVALSHA fire",)
     ),
+    "fire in steps": Operation(
+        programs.fire_in_steps,
+        prepare=overdue,
+        check=fired_five_times,
+        core=("EVALSHA fire", "EVAL fire"),
+        own=lambda command: command.endswith(" fire"),
+        has_copies=True,
+    ),
+    "sweep": Operation(
+        programs.sweep,
+        prepare=gone,
+        check=held,
+        core=("EVALSHA sweep", "EVAL sweep"),
+        own=lambda command: command.endswith(" sweep"),
+    ),
     "ack": Operation(
-        Working(Working.is_done, events_enabled=True),
+        Working(Working.is_done),
         prepare=waiting("quick", 3),
         check=only_in("stream", []),
+        core=("EVALSHA join", "EVAL join", "EVALSHA leave", "EVAL leave"),
         either=("XACKDEL", "EVALSHA ack"),
     ),
+    "ack with events": Operation(
+        Working(Working.is_done, events_enabled=True),
+        prepare=waiting("quick", 3),
+        check=both(only_in("stream", []), told_unless_killed),
+        either=("XACKDEL", "EVAL ack"),  # with the source: behind it are the events
+        own=lambda command: command in ("XADD", "XTRIM", "XACKDEL", "EVAL ack"),
+    ),
     "ack with result": Operation(
-        Working(Working.is_done, store_results=True),
+        Working(Working.is_done, store_results=True, events_enabled=True),
         prepare=waiting("quick"),
-        check=result_stored,
+        check=both(result_stored, told_once(b"completed")),
         core=("EVALSHA complete", "EVAL complete"),
+    ),
+    "ack in doubt": Operation(
+        Working(Working.is_done, patch=programs.doubt, events_enabled=True),
+        prepare=waiting("quick", 3),
+        check=both(only_in("stream", []), told_once(b"completed")),
+        core=("EVALSHA complete", "EVAL complete"),
+        own=lambda command: command.endswith(" complete"),
     ),
     "retry": Operation(
         Working(Working.is_done),
@@ -200,9 +151,9 @@ OPERATIONS = {
         core=("EVALSHA retry", "EVAL retry"),
     ),
     "bury": Operation(
-        Working(Working.is_done),
+        Working(Working.is_done, events_enabled=True),
         prepare=waiting("bury"),
-        check=only_in("dlq", [0]),
+        check=both(only_in("dlq", [0]), told_once(b"dlq")),
         core=("EVALSHA bury", "EVAL bury"),
     ),
     "renew": Operation(
@@ -217,6 +168,20 @@ OPERATIONS = {
         prepare=waiting("hold", 5),
         check=handed_back,
         core=("EVALSHA release", "EVAL release"),
+    ),
+    "hand back": Operation(
+        Working(Working.lets_go, patch=programs.read_ahead_once, concurrency=1, read_count=5),
+        prepare=waiting("hold", 3),
+        check=only_in("stream", []),
+        core=("EVALSHA release", "EVAL release"),
+        own=lambda command: command.endswith((" release", " recover")),
+    ),
+    "leave": Operation(
+        Working(Working.is_done),
+        prepare=waiting("quick"),
+        check=has_left,
+        core=("EVALSHA leave", "EVAL leave"),
+        own=lambda command: command.endswith(" leave"),
     ),
 }
 
