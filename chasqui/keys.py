@@ -158,7 +158,7 @@ def check_queue_name(name: object) -> str:
     if not 1 <= len(name) <= MAX_QUEUE_NAME_CHARS or not _QUEUE_NAME.fullmatch(name):
         raise ValueError(
             f"queue name must be 1 to {MAX_QUEUE_NAME_CHARS} characters out of "
-            f"A-Z a-z 0-9 . _ - : / and got {shown(name)}"
+            f"A-Z a-z 0-9 . _ - : /: got {shown(name)}"
         )
     return name
 

@@ -26,7 +26,9 @@ def add(
             metavar="NAME", help="Which handler runs it; with --from: where a line has none."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Argument(metavar="JSON", help="The job's data.")] = None,
+    data: Annotated[
+        str | None, typer.Argument(metavar="JSON", help="The job's data. Default null.")
+    ] = None,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -75,14 +77,16 @@ def add(
 
         add_file(queue, name, source, skip, unique_s, redis_url, as_json)
         return
-    if name is None or data is None:
+    if name is None:
         raise ValueError("say what to add: NAME and JSON, or --from FILE")
+    if data is None and name.startswith(("{", "[")):
+        raise ValueError("the name is missing: write NAME before JSON")
     job = on_queue(
         queue,
         redis_url,
         lambda it: it.add(
             name,
-            json_value(data),
+            None if data is None else json_value(data),
             delay_ms=delay,
             job_id=job_id,
             attempts=attempts,

@@ -31,14 +31,14 @@ def add_file(
     redis_url: str | None,
     as_json: bool,
 ) -> None:
-    """Add them all, with a progress bar on stderr, and print what became of them."""
+    """Add them all, with a progress bar where stderr is a terminal, and print what came of it."""
     started_s = time.perf_counter()
     is_stdin = str(source) == "-"
     total = None if is_stdin else source.stat().st_size
     columns = (TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[added]:,} jobs"))
     with (
         sys.stdin.buffer if is_stdin else source.open("rb") as lines,
-        progress(*columns, stream=sys.stderr) as bar,
+        progress(*columns, stream=sys.stderr, is_hidden=as_json) as bar,
     ):
         task = bar.add_task(f"adding to {queue}", total=total, added=0)
         file_import = _Import(_entries(lines, name, skip), skip, bar, task)

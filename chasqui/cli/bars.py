@@ -17,11 +17,12 @@ class RateColumn(ProgressColumn):
         return Text(f"{rate:>9,.0f} jobs/s" if rate else "", style="bold")
 
 
-def progress(*columns: ProgressColumn, stream: Any = None) -> Progress:
-    """A progress bar that stays on the screen; where there is none, its last state is printed."""
+def progress(*columns: ProgressColumn, stream: Any, is_hidden: bool = False) -> Progress:
+    """A progress bar that stays on the screen; none where the stream is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         *columns,
         console=Console(file=stream, highlight=False),
+        disable=is_hidden or not stream.isatty(),
     )

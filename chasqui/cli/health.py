@@ -29,7 +29,10 @@ def serving(port: int | None, check: Check) -> Iterator[None]:
     if port is None:
         yield
         return
-    server = ThreadingHTTPServer(("", port), _handler(check))
+    try:
+        server = ThreadingHTTPServer(("", port), _handler(check))
+    except OSError as error:
+        raise OSError(f"no health on port {port}: {error.strerror}") from None
     server.daemon_threads = True
     fields = {"port": server.server_port}
     logger.info("health is answered on port %d", server.server_port, extra=fields)

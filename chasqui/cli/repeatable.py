@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chasqui.cli.known import must_exist
+from chasqui.cli.known import must_exist, tell
 from chasqui.cli.options import (
     AsJson,
     Attempts,
@@ -22,9 +22,11 @@ from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.run import on_queue, on_server
 from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.keys import FIRED, SPEC, Keys
+from chasqui.queue import Queue
 from chasqui.repeat import RepeatSpec, RepeatSpecError
 from chasqui.repeatables import scored
 from chasqui.request import Effect, Plan, commands
+from chasqui.words import meant, near
 
 app = typer.Typer(
     help="Jobs that fire again and again.",
@@ -33,6 +35,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+#: The most keys among which one that is near is looked for.
+_LOOKED_THROUGH = 1000
 _COLUMNS = ("key", "job name", "pattern", "next fire", "limit", "missed fires")
 
 
@@ -125,12 +129,21 @@ def remove(
     Example: chasqui repeatable remove emails 'digest::cron:0 8 * * *:UTC'
     """
     must_exist(queue, redis_url, as_json=as_json)
-    was_there = on_queue(queue, redis_url, lambda it: it.remove_repeatable_by_key(key))
+
+    async def deed(it: Queue) -> list[str] | None:
+        """None if it was there, else the keys that are near."""
+        if await it.remove_repeatable_by_key(key):
+            return None
+        return near(key, [meta.key for meta in await it.get_repeatable_jobs(_LOOKED_THROUGH)])
+
+    others = on_queue(queue, redis_url, deed)
     if as_json:
-        show({"key": key, "removed": was_there}, as_json=True)
-    else:
-        print("removed" if was_there else "not found")
-    if not was_there:
+        told = {"removed": True} if others is None else {"removed": False, "near": others}
+        show({"key": key, **told}, as_json=True)
+    elif others is None:
+        print("removed")
+    if others is not None:
+        tell(f"queue {queue} has no repeatable job {key!r}{meant([repr(one) for one in others])}")
         raise typer.Exit(1)
 
 

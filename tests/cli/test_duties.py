@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,7 +15,7 @@ import redis
 
 from chasqui.cli import logs
 from chasqui.keys import Keys
-from tests.cli.conftest import Chasqui, end, running
+from tests.cli.conftest import Chasqui, end, run, running
 from tests.servers import Server
 
 
@@ -110,6 +111,19 @@ def test_health_is_told_over_http(
         ended = end(process)
     assert ended.code == 0
     assert all(json.loads(line)["level"] == "info" for line in ended.err.splitlines())
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_a_health_port_that_is_taken_is_named(
+    program: str, valkey_9: Server, processes: list[str]
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = run("worker", program, "--health-port", port, *processes, url=valkey_9.url)
+    assert (ran.code, ran.err) == (
+        1,
+        f"chasqui: no health on port {port}: Address already in use\n",
+    )
 
 
 @pytest.mark.slow

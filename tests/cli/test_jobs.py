@@ -79,6 +79,12 @@ def test_second_job_of_an_id_is_not_added(chasqui: Chasqui, queue_name: str) -> 
     assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1
 
 
+def test_data_is_null_unless_given(chasqui: Chasqui, queue_name: str) -> None:
+    job_id = chasqui("add", queue_name, "digest").out.strip()
+    told = chasqui("job", queue_name, job_id, "--json").json
+    assert (told["name"], told["data"]) == ("digest", None)
+
+
 def test_options_reach_the_envelope(chasqui: Chasqui, valkey_9: Server, queue_name: str) -> None:
     chasqui("add", queue_name, "mail", "[1]", "--attempts", "3", "--backoff", "2s")
     with redis.Redis.from_url(valkey_9.url) as client:
@@ -93,7 +99,7 @@ def test_file_is_added_line_by_line(chasqui: Chasqui, queue_name: str, tmp_path:
     lines[10] = json.dumps({"name": "mail", "data": 1, "delay_ms": 3_600_000, "job_id": "late"})
     path.write_text("\n".join([*lines, "", lines[10]]) + "\n")
     ran = chasqui("add", queue_name, "--from", str(path), "--json")
-    assert ran.code == 0
+    assert (ran.code, ran.err) == (0, "")
     assert (ran.json["added"], ran.json["already_there"]) == (2500, 1)
     facts = chasqui("inspect", queue_name, "--json").json
     assert (facts["stream_depth"], facts["delayed_depth"]) == (2499, 1)
@@ -112,6 +118,7 @@ def test_broken_line_is_named_with_the_way_on(
     path.write_text(path.read_text().replace(', "color": "red"', ""))
     ran = chasqui("add", queue_name, "mail", "--from", str(path), "--skip", "1000")
     assert ran.out.startswith("added 502 jobs")
+    assert ran.err == "", "a progress bar is for a terminal"
     assert chasqui("inspect", queue_name, "--json").json["stream_depth"] == 1502
 
 
@@ -161,7 +168,14 @@ def test_repeatable_job_is_added_listed_and_removed(chasqui: Chasqui, queue_name
     removed = chasqui("repeatable", "remove", queue_name, key)
     assert (removed.code, removed.out) == (0, "removed\n")
     gone = chasqui("repeatable", "remove", queue_name, key)
-    assert (gone.code, gone.out) == (1, "not found\n")
+    assert (gone.code, gone.out) == (1, "")
+    assert gone.err == f"chasqui: queue {queue_name} has no repeatable job {key!r}\n"
+    chasqui("repeatable", "add", queue_name, "mail", "--every", "1h", "--key", "daily-mail")
+    misspelled = chasqui("repeatable", "remove", queue_name, "dayly-mail")
+    assert misspelled.err.endswith("has no repeatable job 'dayly-mail': is it 'daily-mail'?\n")
+    in_json = chasqui("repeatable", "remove", queue_name, "dayly-mail", "--json").json
+    assert in_json == {"key": "dayly-mail", "removed": False, "near": ["daily-mail"]}
+    chasqui("repeatable", "remove", queue_name, "daily-mail")
 
 
 def test_repeatable_job_of_the_same_key_is_replaced(chasqui: Chasqui, queue_name: str) -> None:

@@ -143,7 +143,7 @@ def test_runs_piped_and_in_a_terminal_of_80_columns(
     call("add", queue, "n", "1", url=server.url)
     piped = run(*words, url=server.url, stdin=stdin)
     assert piped.code in (0, 1)
-    assert piped.out or "events" in words  # there are none
+    assert piped.out + piped.err or "events" in words  # there are none
     in_json = call(*words, "--json", url=server.url, stdin=stdin)
     assert in_json.code in (0, 1)
     assert all(json.loads(one) is not None for one in in_json.out.splitlines())
@@ -165,6 +165,7 @@ def test_runs_piped_and_in_a_terminal_of_80_columns(
         (["inspect", "no{braces}"], "queue name must be 1 to 200 characters"),
         (["inspect", "q", "--redis-url", "http://x"], "redis_url must start with one of"),
         (["add", "q"], "say what to add"),
+        (["add", "q", '{"to": "ada"}'], "the name is missing: write NAME before JSON"),
         (["add", "q", "name", "{"], "the job's data is not JSON"),
         (["add", "q", "name", "1", "--delay", "5"], "'5' is no time"),
         (["add", "q", "name", "1", "--delay", "9" * 400 + "d"], "longer than a thousand years"),
@@ -185,7 +186,7 @@ def test_runs_piped_and_in_a_terminal_of_80_columns(
         (["events", "q", "--from", "yesterday"], "last_event_id must be"),
         (["events", "q", "--from", "x", "--no-follow"], "last_event_id must be"),
         (["promoter"], "Missing argument 'QUEUE'"),
-        (["scheduler", "good", "not good"], "queue name must be"),
+        (["scheduler", "good", "not good"], ". _ - : /: got 'not good'"),
         (["promoter", "q", "--log-format", "xml"], "'--log-format'"),
         (["top"], "needs a terminal"),
         (["top", "a b"], "queue name must be"),
