@@ -73,7 +73,7 @@ class Health:
     #: Runs that the end of the drain cancelled.
     cut_short: int
     #: The drain is over, and the server may not know of all that was done.
-    is_incomplete: bool
+    is_incomplete: bool = False
 
 
 class Engine:

@@ -15,7 +15,8 @@ from chasqui.consumer.holdings import Holdings
 #: How much work to hold in hand, in seconds at the present pace.
 AHEAD_S: Final = 0.02
 #: The pace is an average over about PACE_S, updated every PACE_LOOK_S at most: many runs that end
-#: at once do not mean quick handlers.
+#: at once do not mean quick handlers. If each slot has ended several since the last look, they are
+#: quick, and the pace is that of now.
 PACE_S: Final = 0.5
 PACE_LOOK_S: Final = 0.05
 #: How often waiting entries are judged: those that would not begin within this time go back. A
@@ -87,15 +88,17 @@ class Appetite:
         """How many entries to have in hand beyond those that run."""
         now_s = time.monotonic()
         since_s = now_s - self._paced_at_s
+        config = self._config
+        places = config.concurrency * (config.batch or 1)
         if since_s > PACE_LOOK_S:
             count = self._finished()
-            pace = (count - self._paced_count) / since_s
-            self._pace += (pace - self._pace) * min(1.0, since_s / PACE_S)
+            ended = count - self._paced_count
+            weight = 1.0 if ended > 3 * places else min(1.0, since_s / PACE_S)
+            self._pace += (ended / since_s - self._pace) * weight
             self._paced_at_s, self._paced_count = now_s, count
-        ahead, config = int(self._pace * AHEAD_S), self._config
+        ahead = int(self._pace * AHEAD_S)
         # Runs so short that the next entry begins well before it is judged, even if all end at
         # once: with one in hand, a slot does not wait for a read.
-        places = config.concurrency * (config.batch or 1)
         if not ahead and self._pace * HOLD_S / 2 >= places:
             ahead = 1
         return ahead if config.prefetch is None else min(ahead, config.prefetch)
