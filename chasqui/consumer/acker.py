@@ -121,19 +121,23 @@ class Acker:
         batches = [batch.ids for batch in tuple(self._inflight)]
         return itertools.chain(ids, (one[0] for one in results), *batches)
 
-    def done(self, entry: Entry, duration_us: int) -> None:
+    def done(self, entry_id: bytes) -> None:
         """The entry's run is over and nothing is to be kept of it."""
         ids = self._ids
-        ids.append(entry.id)
+        ids.append(entry_id)
+        if len(ids) >= ACK_BATCH:
+            self.run_once()
+        elif self._timer is None:
+            self._arm(ACK_IDLE_S)
+
+    def done_and_told(self, entry: Entry, duration_us: int) -> None:
+        """The same, where there are events or metrics."""
         if self._events is not None:
             key, ts_ms = self._keys.events, time.time_ns() // 1_000_000
             xadd_run_event(self._told, key, COMPLETED, entry, ts_ms, entry.attempt + 1, duration_us)
         if self._metrics is not None:
             self._count(entry, duration_us)
-        if len(ids) >= ACK_BATCH:
-            self.run_once()
-        elif self._timer is None:
-            self._arm(ACK_IDLE_S)
+        self.done(entry.id)
 
     def done_with_result(self, entry: Entry, duration_us: int, job_id: str, result: bytes) -> None:
         """The same, with a return value to store."""

@@ -391,9 +391,12 @@ class Dispatcher:
         self.finished += 1
         if self._holdings.lost and self._is_let_go(entry):
             return  # its new owner runs it, and says how it ended
-        duration_us = (clock.boot_ns() - started_ns) // 1000 if self._is_told else 0
+        if encoded is None and not self._is_told:
+            self._acker.done(entry.id)
+            return
+        duration_us = (clock.boot_ns() - started_ns) // 1000
         if encoded is None:
-            self._acker.done(entry, duration_us)
+            self._acker.done_and_told(entry, duration_us)
         else:
             self._acker.done_with_result(entry, duration_us, job_id, encoded)
 
