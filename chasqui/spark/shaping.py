@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -22,6 +22,13 @@ class CorruptEntryError(ChasquiError):
     """An entry cannot be read, and the query asked to fail then."""
 
 
+class Corrupt(NamedTuple):
+    """A row that cannot be read: the bytes that it was read from, and why not."""
+
+    data: bytes
+    reason: str
+
+
 @dataclass(slots=True)
 class JobRows:
     """Rows that were read and not yet shaped."""
@@ -33,13 +40,13 @@ class JobRows:
     payloads: Any = None
     #: Binary: what each row was read from. Needed where payloads are decoded.
     envelopes: Any = None
-    #: By row, the bytes that could not be read.
-    corrupt: dict[int, bytes] = field(default_factory=dict)
+    #: By row, what could not be read.
+    corrupt: dict[int, Corrupt] = field(default_factory=dict)
     #: By row, where a job overrides something.
     retries: Mapping[int, Any] = field(default_factory=dict)
 
-    def spoil(self, row: int) -> None:
-        self.corrupt[row] = self.envelopes[row].as_py() or b""
+    def spoil(self, row: int, reason: str) -> None:
+        self.corrupt[row] = Corrupt(self.envelopes[row].as_py() or b"", reason)
 
 
 class Shaper:
@@ -56,16 +63,28 @@ class Shaper:
     def decodes_payloads(self) -> bool:
         return self._format != "raw" and self._payload in self.schema.names
 
-    def batch(self, queue: str, rows: JobRows, place: Callable[[int], str]) -> Any:
-        """The rows as a record batch. `place` says where a row was, for an error."""
+    def batch(
+        self,
+        queue: str,
+        rows: JobRows,
+        place: Callable[[int], str],
+        wanted: list[bool] | None = None,
+    ) -> Any:
+        """The rows as a record batch, or those of them that are `wanted`.
+
+        `place` says where a row was, for an error.
+        """
         arrays = dict(rows.arrays)
         if self._payload in self.schema.names:  # first: it may find more that is corrupt
             kind = self.schema.field(self._payload).type
             arrays[self._payload] = self._payloads(rows, kind)
+        if wanted is not None:
+            rows.corrupt = {row: one for row, one in rows.corrupt.items() if wanted[row]}
         if rows.corrupt and self._parse_mode == "FAILFAST":
+            first = min(rows.corrupt)
             raise CorruptEntryError(
-                f"an entry of {self._table} of queue {queue!r} cannot be read: "
-                f"{place(min(rows.corrupt))}"
+                f"an entry of {self._table} of queue {queue!r} cannot be read: {place(first)}: "
+                f"{rows.corrupt[first].reason}"
             )
         for column in self.schema:
             if column.name not in arrays:
@@ -74,8 +93,9 @@ class Shaper:
             [arrays[column.name] for column in self.schema], schema=self.schema
         )
         if rows.corrupt and self._parse_mode == "DROPMALFORMED":
-            batch = batch.filter(pa.array([i not in rows.corrupt for i in range(rows.size)]))
-        return batch
+            wanted = wanted or [True] * rows.size
+            wanted = [one and i not in rows.corrupt for i, one in enumerate(wanted)]
+        return batch if wanted is None else batch.filter(pa.array(wanted, pa.bool_()))
 
     def _payloads(self, rows: JobRows, kind: Any) -> Any:
         if self._format == "raw":
@@ -87,39 +107,39 @@ class Shaper:
         try:
             return pa.array(values, kind)
         except _DOES_NOT_FIT:
-            return _one_by_one(values, kind, rows)
+            return self._one_by_one(values, kind, rows)
 
     def _shaped(self, data: bytes, rows: JobRows, row: int) -> Any:
         try:
             value = decode(data, max_bytes=_ANY_SIZE)
             if self._format == "json":
                 return json.dumps(value, ensure_ascii=False, default=_json_of)
-        except (PayloadError, TypeError, ValueError):
-            value = None
+        except (PayloadError, TypeError, ValueError) as error:
+            rows.spoil(row, f"{self._payload}: {error}")
+            return None
         if not isinstance(value, dict):
-            rows.spoil(row)
+            rows.spoil(row, f"{self._payload}: expected a map, got {type(value).__name__}")
             return None
         return value
 
-
-def _one_by_one(values: list[Any], kind: Any, rows: JobRows) -> Any:
-    for i, value in enumerate(values):
-        try:
-            pa.array([value], kind)
-        except _DOES_NOT_FIT:
-            values[i] = None
-            rows.spoil(i)
-    return pa.array(values, kind)
+    def _one_by_one(self, values: list[Any], kind: Any, rows: JobRows) -> Any:
+        for i, value in enumerate(values):
+            try:
+                pa.array([value], kind)
+            except _DOES_NOT_FIT as error:
+                values[i] = None
+                rows.spoil(i, f"{self._payload}: {error}")
+        return pa.array(values, kind)
 
 
 def _array(name: str, kind: Any, queue: str, rows: JobRows) -> Any:
     if name == "queue":
         return pa.repeat(pa.scalar(queue, pa.string()), rows.size)
-    found: Mapping[int, Any] = rows.corrupt
     if name == "retry":
-        found = {row: _retry(*one) for row, one in rows.retries.items()}
+        found: Mapping[int, Any] = {row: _retry(*one) for row, one in rows.retries.items()}
     else:
         assert name == "_corrupt", name
+        found = {row: one.data for row, one in rows.corrupt.items()}
     if not found:
         return pa.nulls(rows.size, kind)
     return pa.array([found.get(i) for i in range(rows.size)], kind)

@@ -16,7 +16,7 @@ from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_
 from chasqui.spark.arrays import filled, maps, moments, texts
 from chasqui.spark.options import Options
 from chasqui.spark.schemas import arrow_schema
-from chasqui.spark.shaping import JobRows, Shaper
+from chasqui.spark.shaping import Corrupt, JobRows, Shaper
 
 #: Per column of events: what it holds, and in which field. In the order in which they are written.
 _EVENT_FIELDS: Final = {
@@ -86,6 +86,9 @@ class JobDecoder:
     def __init__(self, options: Options, schema: StructType) -> None:
         self._shaper = Shaper(options, schema)
         self._known = _DLQ_FIELDS if options.table == "dlq" else _JOB_FIELDS
+        #: Of the last batch, the entries that could not be read: id to reason. Those that
+        #: parseMode has left out of it are here too.
+        self.corrupt: dict[str, str] = {}
 
     def builder(self, shape: Shape = "range") -> ColumnBuilder:
         # Ids are always needed, for who holds an entry and where a broken one is; an attempt makes
@@ -125,25 +128,42 @@ class JobDecoder:
             filled(page.rows, pa.binary(), page.columns[part]) if part in page.columns else None
             for part in ("payload", "envelope")
         )
-        rows = JobRows(page.rows, arrays, payloads, envelopes, page.corrupt, page.retries)
-        batch = self._shaper.batch(queue, rows, lambda i: ids[i].as_py().decode())
+        corrupt = {row: _unread(data) for row, data in page.corrupt.items()}
+        rows = JobRows(page.rows, arrays, payloads, envelopes, corrupt, page.retries)
+        wanted = None
         if only_held and held is not None and len(held) < page.rows:
-            batch = batch.filter(pa.array([one in held for one in ids.to_pylist()]))
+            wanted = [one in held for one in ids.to_pylist()]
+        batch = self._shaper.batch(queue, rows, lambda i: _text(ids, i), wanted)
+        self.corrupt = {_text(ids, row): one.reason for row, one in rows.corrupt.items()}
         return batch
+
+
+def _text(ids: Any, row: int) -> str:
+    text: str = ids[row].as_py().decode()
+    return text
+
+
+def _unread(data: bytes) -> Corrupt:
+    """An envelope that the core could not read, and why."""
+    try:
+        decode_envelope(data)
+    except EnvelopeError as error:
+        return Corrupt(data, f"envelope: {error}" if data else "the entry holds no envelope")
+    raise AssertionError("the core has refused an envelope that it reads")
 
 
 def delayed_batch(shaper: Shaper, queue: str, members: list[tuple[bytes, float]]) -> Any:
     """Members of the delayed set, with their scores, as a record batch."""
     found: list[Any] = []
     names: list[str | None] = []
-    corrupt: dict[int, bytes] = {}
+    corrupt: dict[int, Corrupt] = {}
     for i, (member, _) in enumerate(members):
         name, one = None, None
         try:
             name, encoded = decode_delayed_member(member)
             one = decode_envelope(encoded)
-        except EnvelopeError:
-            corrupt[i] = member
+        except EnvelopeError as error:
+            corrupt[i] = Corrupt(member, f"envelope: {error}")
         names.append(name)
         found.append(one)
     dues = [int(score) for _, score in members]

@@ -21,8 +21,8 @@ EVENTS = Options.parse({"queue": "q", "table": "events"}, "r")
 DELAYED = Options.parse({"queue": "q", "table": "delayed"}, "r")
 
 
-def batch_of(decoder: EventDecoder | JobDecoder, page: list[Any]) -> Any:
-    """A page of XRANGE, through the core and the decoder."""
+def batch_of(decoder: EventDecoder | JobDecoder, page: list[Any], held: Any = None) -> Any:
+    """A page of XRANGE, through the core and the decoder; of those that are held, if given."""
     reply = b"*%d\r\n" % len(page)
     for entry_id, fields in page:
         reply += b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(entry_id), entry_id, len(fields))
@@ -30,7 +30,10 @@ def batch_of(decoder: EventDecoder | JobDecoder, page: list[Any]) -> Any:
     reader, builder = ReplyReader(), decoder.builder()
     reader.feed(reply)
     assert reader.read(builder) == (len(page), page[-1][0])
-    batch = decoder.batch("q", builder.take())
+    if isinstance(decoder, JobDecoder):
+        batch = decoder.batch("q", builder.take(), held, only_held=True)
+    else:
+        batch = decoder.batch("q", builder.take())
     batch.validate(full=True)
     return batch
 
@@ -174,6 +177,33 @@ def test_payloads_come_as_json_or_as_a_struct():
     assert rows[0]["payload"] == {"n": 1, "to": "ada"}
     assert [row["payload"] for row in rows[4:]] == [None, None, None]
     assert [row["_corrupt"] for row in rows[4:]] == [fields[1] for fields in page[4:]]
+
+
+def test_whoever_reads_is_told_why_a_row_is_corrupt():
+    told = {
+        "1001-0": "envelope: an envelope has at least 4 elements (at byte 0)",
+        "1002-0": "the entry holds no envelope",
+        "1004-0": "payload: expected a map, got list",
+    }
+    page = entries(*PAGE, [b"d", encode_envelope("job-3", msgpack.packb(["no", "map"]), 1)])
+    for mode in ("PERMISSIVE", "DROPMALFORMED"):
+        options = Options.parse({"queue": "q", "payloadSchema": "n bigint", "parseMode": mode}, "r")
+        typed = JobDecoder(options, struct(job_id="string", payload="struct<n: bigint>"))
+        rows = batch_of(typed, page).num_rows
+        assert (rows, typed.corrupt) == (5 if mode == "PERMISSIVE" else 2, told)
+        batch_of(typed, entries(PAGE[0]))
+        assert typed.corrupt == {}
+
+
+def test_an_entry_that_somebody_else_holds_is_not_judged():
+    held = {b"1000-0": ("etl", 1, 5), b"1001-0": ("etl", 1, 5)}
+    for mode, ids in (("PERMISSIVE", ["job-1", None]), ("DROPMALFORMED", ["job-1"])):
+        typed = decoder("job_id", "_corrupt", parseMode=mode)
+        batch = batch_of(typed, entries(*PAGE), held)
+        assert batch.column("job_id").to_pylist() == ids
+        assert list(typed.corrupt) == ["1001-0"]
+    del held[b"1001-0"]
+    assert batch_of(decoder(parseMode="FAILFAST"), entries(*PAGE), held).num_rows == 1
 
 
 def test_delayed_members_are_read_the_same_way():
