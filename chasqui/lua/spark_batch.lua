@@ -4,25 +4,33 @@
 -- ARGV  1 group   2 consumer   3 most jobs   4 'active' to take, 'completed' to acknowledge
 --       5 events to keep, or '' to write none   6 microseconds that the batch took, or '' if not known
 -- Returns how many jobs; none are taken while the queue is paused. The jobs do not move to the driver.
+-- A batch is delivered once, when it is taken: acknowledging it is no delivery.
 -- Events are best effort: one that cannot be written changes nothing.
 local stream, group, consumer, event = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 local takes = event == 'active'
 if takes and redis.call('EXISTS', KEYS[3]) == 1 then
   return 0
 end
-local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', ARGV[3], 'STREAMS', stream,
-                         takes and '>' or '0')
-local entries = reply and reply[1] and reply[1][2] or {}
-if not takes and #entries > 0 then
+local entries, count = {}, 0
+if takes then
+  local reply = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', ARGV[3], 'STREAMS', stream, '>')
+  entries = reply and reply[1] and reply[1][2] or {}
+  count = #entries
+else
   local ids = {}
-  for i, entry in ipairs(entries) do
-    ids[i] = entry[1]
+  for i, held in ipairs(redis.call('XPENDING', stream, group, '-', '+', ARGV[3], consumer)) do
+    ids[i] = held[1]
+    -- What somebody deleted while it was pending has no entry: it is acknowledged all the same.
+    entries[#entries + 1] = ARGV[5] ~= '' and redis.call('XRANGE', stream, held[1], held[1])[1] or nil
   end
-  redis.call('XACK', stream, group, unpack(ids))
-  redis.call('XDEL', stream, unpack(ids))
+  count = #ids
+  if count > 0 then
+    redis.call('XACK', stream, group, unpack(ids))
+    redis.call('XDEL', stream, unpack(ids))
+  end
 end
 if ARGV[5] == '' then
-  return #entries
+  return count
 end
 
 local function number(bytes, at, width)
@@ -89,4 +97,4 @@ for _, entry in ipairs(entries) do
   end
 end
 redis.pcall('XTRIM', KEYS[2], 'MAXLEN', '~', ARGV[5])
-return #entries
+return count

@@ -91,15 +91,14 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         if not isinstance(limit, ReadAllAvailable):
             most = max(1, getattr(limit, "max_rows", most) // len(self._options.queue))
         if any(keeper.holds(queue, following) for queue in self._options.queue):
-            keeper.renewed = following  # taken by an earlier life: this is the batch
-            return {"seq": following}
-        keeper.renewed = following
+            return {"seq": following}  # taken by an earlier life: this is the batch
         taken = sum(self._take(keeper, queue, following, most) for queue in self._options.queue)
         return {"seq": following} if taken else start
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """What the tasks of a batch read: what is pending for its consumer."""
         keeper = self._held()
+        keeper.renew(end["seq"])
         options = self._options
         parts: list[InputPartition] = []
         for seq in range(start["seq"] + 1, end["seq"] + 1):
@@ -132,29 +131,21 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return
         options = self._options
         decoder = JobDecoder(options, self._schema)
-        stream, last = Keys(partition.queue).stream, ranges.order(partition.last)
-        head = ("XREADGROUP", "GROUP", options.group, partition.consumer)
+        stream, last = Keys(partition.queue).stream, partition.last
 
+        # Not XREADGROUP, which would count one more delivery each time the batch is computed.
         def page(after: str, size: int) -> tuple[Any, ...]:
-            return *head, "COUNT", size, "STREAMS", stream, after
+            return "XRANGE", stream, f"({after}", last, "COUNT", size
 
         with connected(options, partition.queue) as connection:
             for columns, first, newest in gathered(
-                connection,
-                decoder.builder("streams"),
-                Pace(options),
-                partition.after,
-                page,
-                partition.last,
+                connection, decoder.builder(), Pace(options), partition.after, page, last
             ):
-                held = held_by(connection, partition.queue, options.group, first, newest)
-                own = {
-                    entry_id: one
-                    for entry_id, one in held.items()
-                    if one[0] == partition.consumer and ranges.order(entry_id.decode()) <= last
-                }
-                if own:
-                    yield decoder.batch(partition.queue, columns, own, only_held=True)
+                held = held_by(
+                    connection, partition.queue, options.group, first, newest, partition.consumer
+                )
+                if held:
+                    yield decoder.batch(partition.queue, columns, held, only_held=True)
 
     # ── Batches ─────────────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,8 @@ RENEW: Final = scripts.load("spark_renew")
 
 #: Jobs in one script call: about a millisecond of the server's time.
 SLICE: Final = 250
+#: The longest time between two renewals: workers take over what is idle for 30 s.
+RENEW_S: Final = 10.0
 
 
 class ConsumerTakenError(ChasquiError):
@@ -48,7 +50,7 @@ class Keeper:
         #: When batches were claimed, by this driver.
         self._claimed_s: dict[int, float] = {}
         #: The batch whose jobs are renewed.
-        self.renewed = 0
+        self._renewed = 0
 
     # ── Its life ────────────────────────────────────────────────────────────────────────────────
 
@@ -110,7 +112,7 @@ class Keeper:
         return answer
 
     def _renew_for_ever(self) -> None:
-        while not self._stopping.wait(self._options.consumer_lease / 3):
+        while not self._stopping.wait(min(self._options.consumer_lease / 3, RENEW_S)):
             try:
                 for queue in self._options.queue:
                     if self._lease(queue) >= 0:
@@ -118,7 +120,7 @@ class Keeper:
                             f"queue {queue!r} is consumed as {self._name!r} by another query now"
                         )
                         return
-                    self._connections[queue].run(self._renew(queue, self.renewed))
+                    self._connections[queue].run(self._renew(queue, self._renewed))
             except ChasquiError as error:
                 fields = {"consumer_name": self._name}
                 logger.warning(
@@ -153,6 +155,14 @@ class Keeper:
                 found.append(int(match[1]))
         return sorted(found)
 
+    def renew(self, seq: int) -> None:
+        """Renew the jobs of this batch from now on; at once if an earlier life took them, for they
+        may have been idle for long."""
+        if seq != self._renewed:
+            self._renewed = seq
+            for queue in self._options.queue:
+                self._connections[queue].run(self._renew(queue, seq))
+
     def holds(self, queue: str, seq: int) -> bool:
         """Whether a batch has jobs already."""
         return bool(self._connections[queue].run(self._pending(queue, seq, "-", 1)))
@@ -160,6 +170,7 @@ class Keeper:
     def claim(self, queue: str, seq: int, most: int) -> int:
         """Take new jobs for a batch; how many."""
         taken = 0
+        self._renewed = seq
         self._claimed_s[seq] = time.monotonic()
         while taken < most:
             count = min(SLICE, most - taken)

@@ -114,22 +114,29 @@ def gathered(
 
 
 def held_by(
-    connection: BlockingConnection, queue: str, group: str, after: str, last: str
+    connection: BlockingConnection,
+    queue: str,
+    group: str,
+    after: str,
+    last: str,
+    consumer: str | None = None,
 ) -> dict[bytes, tuple[str, int, int]]:
-    """Per pending entry behind one id, up to another: consumer, deliveries, idle time."""
+    """Per pending entry behind one id, up to another: consumer, deliveries, idle time. Only those
+    of one consumer if it is named."""
+    only = () if consumer is None else (consumer,)
     found: dict[bytes, tuple[str, int, int]] = {}
     start = f"({after}".encode()
     while True:
         request = commands(
-            ("XPENDING", Keys(queue).stream, group, start, last, _PENDING_PAGE),
+            ("XPENDING", Keys(queue).stream, group, start, last, _PENDING_PAGE, *only),
             effect=Effect.READ,
             raises=False,
         )
         rows = connection.call(request)
         if not isinstance(rows, list):  # no such group: nobody holds anything
             return found
-        for entry_id, consumer, idle_ms, deliveries in rows:
-            found[entry_id] = (consumer.decode(errors="replace"), deliveries, idle_ms)
+        for entry_id, holder, idle_ms, deliveries in rows:
+            found[entry_id] = (holder.decode(errors="replace"), deliveries, idle_ms)
         if len(rows) < _PENDING_PAGE:
             return found
         start = b"(" + rows[-1][0]

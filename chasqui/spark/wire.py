@@ -4,7 +4,7 @@ The core fills columns while it parses replies, and only those that are wanted; 
 and handed to Arrow. Members of the delayed set and results, which are few, come as lists.
 """
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,8 +41,6 @@ _DLQ_FIELDS: Final = {
 }
 _JOB_PARTS: Final = ("entry_id", "entry_ts", "job_id", "payload", "created_at", "attempt")
 
-Shape = Literal["range", "streams"]
-
 
 def _fields(known: dict[str, tuple[str, bytes]], wanted: Any) -> list[tuple[str, Any, bytes]]:
     """The columns of fields for the core; those that nobody wants are known all the same."""
@@ -58,10 +56,10 @@ class EventDecoder:
     def __init__(self, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
 
-    def builder(self, shape: Shape = "range") -> ColumnBuilder:
+    def builder(self) -> ColumnBuilder:
         names = set(self._schema.names)
         return ColumnBuilder(
-            shape, _fields(_EVENT_FIELDS, names), names & {"entry_id", "entry_ts", "extra"}
+            "range", _fields(_EVENT_FIELDS, names), names & {"entry_id", "entry_ts", "extra"}
         )
 
     def batch(self, queue: str, page: Columns) -> Any:
@@ -90,13 +88,13 @@ class JobDecoder:
         #: parseMode has left out of it are here too.
         self.corrupt: dict[str, str] = {}
 
-    def builder(self, shape: Shape = "range") -> ColumnBuilder:
+    def builder(self) -> ColumnBuilder:
         # Ids are always needed, for who holds an entry and where a broken one is; an attempt makes
         # the core look into envelopes, so that it sees which are broken.
         parts = {"entry_id", "attempt", *(set(_JOB_PARTS) & set(self._shaper.schema.names))}
         if self._shaper.decodes_payloads:
             parts.add("envelope")
-        return ColumnBuilder(shape, _fields(self._known, self._shaper.schema.names), parts)
+        return ColumnBuilder("range", _fields(self._known, self._shaper.schema.names), parts)
 
     def batch(
         self,
@@ -131,8 +129,9 @@ class JobDecoder:
         corrupt = {row: _unread(data) for row, data in page.corrupt.items()}
         rows = JobRows(page.rows, arrays, payloads, envelopes, corrupt, page.retries)
         wanted = None
-        if only_held and held is not None and len(held) < page.rows:
+        if only_held and held is not None:
             wanted = [one in held for one in ids.to_pylist()]
+            wanted = None if all(wanted) else wanted
         batch = self._shaper.batch(queue, rows, lambda i: _text(ids, i), wanted)
         self.corrupt = {_text(ids, row): one.reason for row, one in rows.corrupt.items()}
         return batch

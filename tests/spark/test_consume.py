@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chasqui import NotSupportedError
 from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
 from chasqui.spark.options import OptionError
+from chasqui.spark.shaping import CorruptEntryError
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, rows_between, step
@@ -25,6 +27,12 @@ def fill(url: str, queue: str, count: int) -> list[str]:
 def pending(redis: Redis) -> int:
     count: int = redis("XPENDING", redis.keys.stream, "default")[0]
     return count
+
+
+def deliveries(redis: Redis) -> set[int]:
+    """How often jobs were delivered, by the server's own count."""
+    rows = redis("XPENDING", redis.keys.stream, "default", "-", "+", 10_000)
+    return {row[3] for row in rows}
 
 
 def ids(rows: list[dict[str, object]]) -> list[object]:
@@ -49,6 +57,25 @@ def test_jobs_are_acked_when_the_next_offset_is_asked_for(each_server: Server, q
     assert (idle, rows) == (two, [])
     assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0)
     assert reader.partitions(two, two) == []
+
+
+def test_a_batch_costs_one_delivery_however_often_it_is_computed(
+    each_server: Server, queue_name: str
+):
+    redis = Redis(each_server.url, queue_name)
+    expected = fill(each_server.url, queue_name, 700)
+    reader = consume_reader(each_server.url, queue_name, fetchCount=100)
+    start = reader.initialOffset()
+    end, rows = step(reader, start)
+    for _ in range(4):
+        rows = rows_between(reader, start, end)
+        assert ids(rows) == expected
+    assert deliveries(redis) == {1}
+    assert {row["deliveries"] for row in rows} == {1}
+    reader.stop()
+    again = consume_reader(each_server.url, queue_name)
+    assert ids(rows_between(again, start, end)) == expected
+    assert max(deliveries(redis)) <= 2
 
 
 def test_a_driver_that_died_before_the_offset_log_has_its_claim_resumed(
@@ -137,6 +164,24 @@ def test_jobs_of_a_batch_are_renewed_while_the_driver_lives(each_server: Server,
     assert {row[3] for row in redis(*words)} == deliveries, "a renewal is no delivery"
 
 
+def test_a_batch_that_is_computed_again_after_a_restart_is_renewed(
+    each_server: Server, queue_name: str
+):
+    redis = Redis(each_server.url, queue_name)
+    fill(each_server.url, queue_name, 600)
+    dead = consume_reader(each_server.url, queue_name)
+    start = dead.initialOffset()
+    end, _ = step(dead, start)
+    dead.stop()
+    words = ("XPENDING", redis.keys.stream, "default", "-", "+", 1000)
+    held = [row[0] for row in redis(*words)]
+    redis("XCLAIM", redis.keys.stream, "default", "spark:etl:1", 0, *held, "IDLE", 29_000,
+          "JUSTID")  # fmt: skip
+    reader = consume_reader(each_server.url, queue_name)
+    assert reader.partitions(start, end)
+    assert max(row[2] for row in redis(*words)) < 29_000
+
+
 def test_what_a_worker_has_reclaimed_is_neither_read_nor_acked(
     each_server: Server, queue_name: str
 ):
@@ -151,6 +196,20 @@ def test_what_a_worker_has_reclaimed_is_neither_read_nor_acked(
     reader.commit(end)
     assert pending(redis) == 5
     assert redis("XLEN", redis.keys.stream) == 5
+
+
+def test_what_others_hold_fails_no_query(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    expected = fill(each_server.url, queue_name, 3)
+    broken = redis("XADD", redis.keys.stream, "*", "d", b"\x93garbage")
+    expected += fill(each_server.url, queue_name, 3)
+    reader = consume_reader(each_server.url, queue_name, parseMode="FAILFAST")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(CorruptEntryError, match=broken.decode()):
+        rows_between(reader, start, end)
+    redis("XCLAIM", redis.keys.stream, "default", "worker", 0, broken)
+    assert ids(rows_between(reader, start, end)) == expected
 
 
 def test_a_paused_queue_gives_nothing(each_server: Server, queue_name: str):
@@ -216,6 +275,7 @@ def test_a_driver_killed_at_any_step_leaves_nothing_undone(
             redis = Redis(server.url, queue)
             expected = fill(server.url, queue, 100)
             answer = engine(server, queue, folder, last)
+            assert deliveries(redis) <= {1, 2}, last
             redis("DEL", redis.keys.spark("consume:etl"))  # the dead one's lease ran out
             assert engine(server, queue, folder, 0).isdigit()
             sunk = [
