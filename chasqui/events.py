@@ -22,6 +22,7 @@ from chasqui.keys import (
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
     EVENT_DURATION_US,
+    EVENT_TYPE,
     REASON,
     Keys,
 )
@@ -69,11 +70,11 @@ class EventWriter:
             self._arm()
 
     def failed(
-        self, job_id: str, name: str, attempt: int, reason: str, duration_us: int | None
+        self, job_id: str, name: str, attempt: int, kind: str, reason: str, duration_us: int
     ) -> None:
+        """A run raised: `kind` is the type of what it raised, `reason` its text."""
         fields: tuple[Any, ...] = (EVENT_ATTEMPT, attempt, REASON, _short(reason))
-        if duration_us is not None:
-            fields += (EVENT_DURATION_US, duration_us)
+        fields += (EVENT_DURATION_US, duration_us, EVENT_TYPE, _short(kind))
         self._write(FAILED, job_id, name, fields)
 
     def retry_scheduled(self, job_id: str, name: str, attempt: int, backoff_ms: int) -> None:

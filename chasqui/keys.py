@@ -34,6 +34,8 @@ EVENT_ATTEMPT: Final = b"attempt"
 EVENT_DURATION_US: Final = b"duration_us"
 EVENT_BACKOFF_MS: Final = b"backoff_ms"
 EVENT_DELAY_MS: Final = b"delay_ms"
+# Ours; chasquimq does not write it.
+EVENT_TYPE: Final = b"type"
 
 # Fields of the hash that holds a repeat spec
 SPEC: Final = b"spec"

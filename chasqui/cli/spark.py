@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -285,12 +286,21 @@ def triage(
         show_table(spark, group(dead).limit(limit), as_json, "no dead jobs")
 
 
+def _signature(text: str) -> str:
+    if re.fullmatch("[0-9a-f]{12}", text) is None:
+        raise typer.BadParameter(f"{text!r} is no signature: those are twelve hex digits")
+    return text
+
+
 @app.command()
 def replay(
     queue: Queues,
     where: Where = None,
     signature: Annotated[
-        str | None, typer.Option(help="Only those that triage shows under this signature.")
+        str | None,
+        typer.Option(
+            parser=_signature, metavar="HEX", help="Only those that triage or a report shows so."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most jobs.")] = None,
     rate: Annotated[
@@ -309,18 +319,14 @@ def replay(
     Example: chasqui spark replay -q orders --where "name='resize' AND reason LIKE 'Timeout%'"
     """
     with SparkRun(master, conf, redis_url) as spark:
-        from pyspark.sql import functions as F
-
-        from chasqui.spark import read
+        from chasqui.spark import read, with_signature
         from chasqui.spark import replay as move
-        from chasqui.spark.signatures import signature as signature_of
 
-        dead = read(spark.session, "dlq", queue, **spark.server)
+        dead = with_signature(read(spark.session, "dlq", queue, **spark.server))
         if where is not None:
             dead = dead.where(where)
         if signature is not None:
-            why = F.coalesce("error", "detail", "reason", F.lit(""))
-            dead = dead.where(signature_of(why) == signature)
+            dead = dead.where(f"signature = '{signature}'")
         with Progress("replaying" if yes else "counting", spark.tasks):
             moved = move(dead, dry_run=not yes, limit=limit, per_second=rate, **spark.server)
     facts = {"replayed": moved if yes else 0, "selected": moved}

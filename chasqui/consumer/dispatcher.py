@@ -439,7 +439,8 @@ class Dispatcher:
         if self._metrics is not None:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
-            self._events.failed(entry.job_id, entry.name, attempt, text_of(error), duration_us)
+            raised, text = type(error).__name__, text_of(error)
+            self._events.failed(entry.job_id, entry.name, attempt, raised, text, duration_us)
         if self._is_let_go(entry):
             return True  # its new owner runs it
         if isinstance(error, LeaseLostError):

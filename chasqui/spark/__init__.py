@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chasqui.spark.rollups import with_percentiles as with_percentiles
     from chasqui.spark.sessions import session as session
     from chasqui.spark.signatures import triage as triage
+    from chasqui.spark.signatures import with_signature as with_signature
     from chasqui.spark.source import ChasquiDataSource as ChasquiDataSource
     from chasqui.spark.source import register as register
     from chasqui.spark.verbs import enqueue as enqueue
@@ -37,7 +38,7 @@ _NAMES = {
     "rollups": ("funnel", "merge", "rollup", "waits", "with_percentiles"),
     "sessions": ("session",),
     "source": ("ChasquiDataSource", "register"),
-    "signatures": ("triage",),
+    "signatures": ("triage", "with_signature"),
     "verbs": ("enqueue", "follow", "read", "replay", "with_results"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

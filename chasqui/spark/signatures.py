@@ -17,46 +17,71 @@ MASKS: Final = (
     (r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{12,}\b", "<hex>"),
     (r"\d+(?:[.,:]\d+)*", "<n>"),
 )
-#: Sample ids that are kept of each signature.
+#: How much of a text is looked at. Events keep 1000 characters of an exception's text and dead jobs
+#: 2000, so what is masked must lie in what both have.
+_LOOKED_AT: Final = 800
+_SHOWN: Final = 300
+#: Sample jobs that are kept of each signature.
 SAMPLES: Final = 5
 
 
 def masked(reason: "Column") -> "Column":
     """A reason without its numbers, ids, quoted texts, URLs and paths."""
+    reason = F.substring(reason, 1, _LOOKED_AT)
     for pattern, name in MASKS:
         reason = F.regexp_replace(reason, pattern, name)
-    return F.substring(F.trim(reason), 1, 300)
+    return F.substring(F.trim(reason), 1, _SHOWN)
 
 
-def signature(reason: "Column") -> "Column":
-    """Twelve hex digits that name a masked reason."""
-    return F.substring(F.sha1(masked(reason)), 1, 12)
+def with_signature(failures: "DataFrame") -> "DataFrame":
+    """Events or dead jobs with two more columns: `signature`, which names what they have in common
+    in twelve hex digits, and `masked_reason`, which says it.
+
+    A failed run and the dead job that it left have the same, so what a report shows of events can
+    be asked for in the dead-letter queue: `replay(with_signature(dlq).where("signature = …"))`.
+    """
+    why = masked(_why(failures))
+    return failures.withColumns(
+        {"signature": F.substring(F.sha1(why), 1, 12), "masked_reason": why}
+    )
 
 
 def triage(failures: "DataFrame") -> "DataFrame":
-    """Failures grouped by masked reason, the most frequent first.
+    """Failures by signature, the most frequent first, with the queues and names they are of.
 
-    Takes a dlq table, or events: of these the failed and the dead-lettered ones count.
+    Takes a dlq table, or events: of these the failed runs count.
     """
-    columns = failures.columns
-    if "event" in columns:
-        failures = failures.where("event in ('failed', 'dlq')").withColumn("_why", F.col("reason"))
-        moment, entry = F.col("ts"), F.col("job_id")
-    else:
-        parts = [F.col(name) for name in ("error", "detail", "reason") if name in columns]
-        failures = failures.withColumn("_why", F.coalesce(*parts))
-        moment, entry = F.col("entry_ts"), F.col("entry_id")
-    why = F.coalesce("_why", F.lit(""))
+    moment = "entry_ts"
+    if "event" in failures.columns:
+        failures, moment = failures.where("event = 'failed'"), "ts"
+    job = F.coalesce(F.nullif("job_id", F.lit("")), "entry_id")  # a corrupt one has no job
     return (
-        failures.groupBy(
-            "queue", signature(why).alias("signature"), masked(why).alias("masked_reason")
-        )
+        with_signature(failures)
+        .groupBy("signature", "masked_reason")
         .agg(
             F.count("*").alias("failures"),
             F.min(moment).alias("first_seen"),
             F.max(moment).alias("last_seen"),
+            F.sort_array(F.collect_set("queue")).alias("queues"),
             F.sort_array(F.collect_set(F.coalesce("name", F.lit("")))).alias("names"),
-            F.slice(F.sort_array(F.collect_set(entry)), 1, SAMPLES).alias("sample_ids"),
+            F.slice(F.sort_array(F.collect_set(job)), 1, SAMPLES).alias("sample_ids"),
         )
         .orderBy(F.desc("failures"), "signature")
+    )
+
+
+def _why(failures: "DataFrame") -> "Column":
+    """What went wrong, in the words that both tables have: the type of the exception and its text.
+    A dead job without them has words of its own worker's, or only the kind of its end."""
+    if "event" not in failures.columns:
+        parts = [F.col(name) for name in ("error", "detail", "reason") if name in failures.columns]
+        return F.coalesce(*parts, F.lit(""))
+    text = F.coalesce("reason", F.lit(""))
+    if "extra" not in failures.columns:
+        return text
+    kind = F.col("extra")["type"]
+    return (
+        F.when(kind.isNull(), text)
+        .when(text == "", kind)
+        .otherwise(F.concat(kind, F.lit(": "), text))
     )

@@ -44,7 +44,7 @@ async def test_every_event_of_a_job_in_order(queue: Queue, start: Start, events:
     head = [b"e", b"id", b"ts", b"n"]
     assert fields == [
         [*head, b"attempt"],
-        [*head, b"attempt", b"reason", b"duration_us"],
+        [*head, b"attempt", b"reason", b"duration_us", b"type"],
         [*head, b"attempt", b"backoff_ms"],
         [*head, b"attempt"],
         [*head, b"attempt", b"duration_us"],
@@ -53,7 +53,7 @@ async def test_every_event_of_a_job_in_order(queue: Queue, start: Start, events:
     assert [event[b"attempt"] for event in values] == [b"1", b"1", b"2", b"2", b"2"]
     assert {event[b"id"].decode() for event in values} == {job.id}
     assert {event[b"n"].decode() for event in values} == {"näme"}
-    assert values[1][b"reason"] == b"no luck"
+    assert (values[1][b"type"], values[1][b"reason"]) == (b"ValueError", b"no luck")
     assert values[2][b"backoff_ms"] == b"3"
     assert all(event[b"duration_us"].isdigit() for event in values if b"duration_us" in event)
     assert list(told[-1]) == [b"e", b"id", b"ts"]
