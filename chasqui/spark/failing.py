@@ -59,7 +59,7 @@ def fail_jobs(
                 groups.setdefault((row["queue"], row["consumer"]), []).append(row["entry_id"])
             for (queue, consumer), ids in groups.items():
                 with connected(checked, queue) as connection:
-                    mover = _Mover(
+                    mover = Mover(
                         connection, Keys(queue), group, consumer, reason, checked.write_events
                     )
                     mover.run(ids, Limits(max_attempts), is_final, counts)
@@ -72,7 +72,7 @@ def fail_jobs(
     return {name: int(count) for name, count in row.first().asDict().items()}
 
 
-class _Mover:
+class Mover:
     """Moves entries that one consumer holds out of the stream."""
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Holds the name of a consuming query, and its jobs, while its driver lives."""
+"""Holds the name of a consuming query and its jobs while its driver lives, and promotes what comes
+back to its queues."""
 
 import logging
 import re
@@ -18,6 +19,7 @@ from chasqui.spark import ranges
 from chasqui.spark.link import open_connection
 from chasqui.spark.options import Options
 from chasqui.spark.pace import Pace
+from chasqui.spark.promoting import Promoting
 from chasqui.spark.ranges import Mark, Place
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Keeper:
         self._connections: dict[str, BlockingConnection] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._promoting: Promoting | None = None
         self._lost: str | None = None
         #: When batches were claimed, by this driver.
         self._claimed_s: dict[int, float] = {}
@@ -73,6 +76,7 @@ class Keeper:
             target=self._renew_for_ever, name=f"chasqui-lease-{self._name}", daemon=True
         )
         self._thread.start()
+        self._promoting = Promoting(self._options)
 
     def check(self) -> None:
         """Raise if the name was lost."""
@@ -83,6 +87,9 @@ class Keeper:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
+        if self._promoting is not None:
+            self._promoting.close()
+            self._promoting = None
         for queue, connection in self._connections.items():
             keys = Keys(queue)
             names = [self._lock(keys), keys.spark(f"consume:{self._name}:bell")]

@@ -352,11 +352,16 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
 
     redis = Redis(each_server.url, queue_name)
     with Queue(queue_name, redis_url=each_server.url) as queue:
-        queue.add_bulk([{"name": "m", "data": {"n": i}, "attempts": 1 + i % 2} for i in range(90)])
+        queue.add_bulk(
+            [
+                {"name": "m", "data": {"n": i}, "attempts": 1 + i % 2, "backoff": 60_000}
+                for i in range(90)
+            ]
+        )
     # As a producer with tracing adds them: one is to be buried, one to be retried.
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for n, attempts in ((90, 1), (93, 2)):
-        retry = encode_retry(attempts, None)
+        retry = encode_retry(attempts, ("fixed", 60_000, None, None, None))
         envelope = encode_envelope(f"traced-{n}", encode({"n": n}), 1_700_000_000_000, 0, retry)
         redis("XADD", redis.keys.stream, "*", "d", envelope, "n", "m", "traceparent", parent)
     moved: list[dict[str, int]] = []
