@@ -16,6 +16,7 @@ from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_run import (
+    Archived,
     Progress,
     SparkRun,
     events_of,
@@ -155,13 +156,15 @@ def archive(
 ) -> None:
     """Keep events for good, as Parquet by queue and day.
 
-    Exit code 1 if events were trimmed before they were archived.
+    Exit code 1 if events were trimmed before they were archived; --keep-going writes
+    down which, in the archive's folder `losses`.
 
     Example: chasqui spark archive --queue orders --to lake --follow
     """
     with SparkRun(master, conf, redis_url) as spark:
         from chasqui.spark import archive as start
 
+        archived = Archived()
         options = {**spark.server, "failOnDataLoss": not keep_going}
         query = start(
             spark.session,
@@ -169,11 +172,12 @@ def archive(
             to,
             follow_on=follow,
             interval_s=(every or 10_000) / 1000,
+            on_batch=archived.add,
             **options,
         )
-        rows, lost = watch(query, "archived")
-    say({"events": rows, "lost": lost}, as_json, f"archived {count(rows, 'event')}; lost {lost}")
-    if lost:
+        watch(query, archived)
+    say({"events": archived.rows, "lost": archived.lost}, as_json, str(archived))
+    if archived.has_lost:
         raise typer.Exit(1)
 
 

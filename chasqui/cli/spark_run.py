@@ -1,7 +1,6 @@
 """Between the shell and Spark: a session for one command, what it reads, what it tells."""
 
 import importlib.util
-import json
 import logging
 import os
 import sys
@@ -21,6 +20,8 @@ from chasqui.words import count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from chasqui.spark.losses import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -167,39 +168,40 @@ def events_of(
     return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
 
 
-def watch(query: Any, what: str) -> tuple[int, int]:
-    """Wait for a query, telling how far it is; how many rows it has read, and how many it lost."""
-    rows, lost, seen = 0, 0, -1
+class Archived:
+    """What a run of an archive has written and lost so far; its batches are told to `add`."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        #: Events that were trimmed unread; None once an unknown number of them was.
+        self.lost: int | None = 0
+        #: Whether some were, for sure.
+        self.has_lost = False
+
+    def add(self, rows: int, losses: "list[Loss] | None") -> None:
+        self.rows += rows
+        self.has_lost |= bool(losses)
+        for lost in [None] if losses is None else [loss.lost for loss in losses]:
+            self.lost = None if lost is None or self.lost is None else self.lost + lost
+
+    def __str__(self) -> str:
+        if self.lost is None:
+            why = "a stream was deleted" if self.has_lost else "the server does not count them"
+            return f"archived {count(self.rows, 'event')}; lost an unknown number: {why}"
+        return f"archived {count(self.rows, 'event')}; lost {self.lost:,}"
+
+
+def watch(query: Any, archived: Archived) -> None:
+    """Wait for the end of a query, or for an interrupt, telling how far it is."""
     try:
-        while True:
-            is_over = query.awaitTermination(1)
-            for progress in query.recentProgress:
-                if progress.batchId > seen:
-                    seen, rows = progress.batchId, rows + progress.numInputRows
-                    lost += lost_in(progress)
+        while not query.awaitTermination(1):
             if sys.stderr.isatty():
-                print(f"\r{what} {rows:,} events", end="", file=sys.stderr, flush=True)
-            if is_over:
-                return rows, lost
+                print(f"\r\033[K{archived}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         query.stop()
-        return rows, lost
     finally:
         if sys.stderr.isatty():
-            print(file=sys.stderr)
-
-
-def lost_in(progress: Any) -> int:
-    """How many entries of a batch were trimmed unread, before it was planned or after."""
-    source = progress.sources[0]
-    start, end = (json.loads(one or "{}") or {} for one in (source.startOffset, source.endOffset))
-    due = 0
-    for queue, place in end.items():
-        first = start.get(queue, {}).get("n", place.get("since"))
-        if first is None or "n" not in place:
-            return 0  # a server that does not count
-        due += place["n"] - first
-    return int(due - progress.numInputRows)
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:

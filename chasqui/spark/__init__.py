@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from chasqui.spark.archiving import archive as archive
     from chasqui.spark.archiving import compact as compact
     from chasqui.spark.archiving import read_archive as read_archive
+    from chasqui.spark.archiving import read_losses as read_losses
     from chasqui.spark.failing import fail_jobs as fail_jobs
     from chasqui.spark.html import page as page
     from chasqui.spark.reports import gather as gather
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Per module the public names in it. A name must not be that of a module: it would hide it.
 _NAMES = {
-    "archiving": ("archive", "compact", "read_archive"),
+    "archiving": ("archive", "compact", "read_archive", "read_losses"),
     "failing": ("fail_jobs",),
     "html": ("page",),
     "reports": ("gather",),

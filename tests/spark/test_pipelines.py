@@ -272,6 +272,65 @@ def test_the_archive_holds_every_event_once(
     assert len(days) == 1
 
 
+def test_the_archive_knows_what_it_lacks(
+    spark: Any, redis_86: Server, queue_name: str, tmp_path: Path
+):
+    from chasqui.spark import archive, follow, read_archive, read_losses
+    from chasqui.spark.archiving import write_batch
+    from tests.spark.test_spark import forget_commit
+
+    redis, lake = Redis(redis_86.url, queue_name), str(tmp_path / "lake")
+    options = {"url": redis_86.url, "failOnDataLoss": False}
+    told: list[tuple[int, list[int | None]]] = []
+
+    def run() -> None:
+        archive(spark, queue_name, lake, on_batch=note, **options).awaitTermination()
+
+    def note(rows: int, losses: Any) -> None:
+        told.append((rows, [loss.lost for loss in losses]))
+
+    def ids() -> list[str]:
+        return [i.decode() for i, _ in redis("XRANGE", redis.keys.events, "-", "+")]
+
+    redis.add_events(30)
+    run()
+    assert read_losses(spark, lake).collect() == []
+    # Gone before the batch was planned.
+    redis.add_events(100, start=30)
+    first = ids()
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 60)
+    run()
+    assert told == [(30, []), (60, [40])]
+
+    # Some more of the next one before it is read, and all of it before it is replayed.
+    redis.add_events(50, start=130)
+    second = ids()[60:]
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 45)
+
+    def late(df: Any, batch: int) -> None:
+        redis("XTRIM", redis.keys.events, "MAXLEN", "=", 38)
+        note(*write_batch(df, batch, lake))
+
+    events = follow(spark, "events", queue_name, **options, startingOffsets="earliest")
+    writer = events.writeStream.foreachBatch(late).trigger(availableNow=True)
+    writer.option("checkpointLocation", f"{lake}/_checkpoint").start().awaitTermination()
+    assert told.pop() == (38, [12])
+    forget_commit(tmp_path / "lake" / "_checkpoint")
+    redis("XTRIM", redis.keys.events, "MAXLEN", "=", 0)
+    run()
+    assert told.pop() == (0, [])
+    kept = {row["entry_id"] for row in read_archive(spark, lake).collect()}
+    assert kept == {*first[:30], *first[70:], *second[12:]}
+    rows = read_losses(spark, lake).orderBy("batch").collect()
+    assert [(row["queue"], row["after_id"], row["before_id"], row["lost"]) for row in rows] == [
+        (queue_name, first[29], first[70], 40),
+        (queue_name, first[-1], second[-1], 12),
+    ]
+    assert [row["batch"] for row in rows] == [1, 2]
+    for row in rows:
+        assert int(row["before_ts"].timestamp() * 1000) == int(row["before_id"].split("-")[0])
+
+
 class Strict(HTMLParser):
     """Notes what a page asks for and whether its tags match."""
 
