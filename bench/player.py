@@ -82,7 +82,7 @@ class Player:
                 return b"*%d\r\n" % count + ONE * count
             case b"XADD":
                 return b"$3\r\n1-1\r\n"
-            case b"EXISTS" | b"XTRIM" | b"DEL":
+            case b"EXISTS" | b"DEL":
                 return NONE
             case _:
                 return OK

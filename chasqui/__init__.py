@@ -29,6 +29,7 @@ from chasqui.producer import Producer
 from chasqui.promoter import Promoter
 from chasqui.queue import Counts, Queue
 from chasqui.queue_events import QueueEvent, QueueEvents
+from chasqui.retention import LogReader, Retention
 from chasqui.scheduler import Scheduler
 from chasqui.worker import Consumer, Handler, Worker
 
@@ -47,6 +48,7 @@ __all__ = [
     "Job",
     "JobFailedError",
     "LeaseLostError",
+    "LogReader",
     "MissedFiresPolicy",
     "NotSupportedError",
     "OutcomeUnknownError",
@@ -60,6 +62,7 @@ __all__ = [
     "QueueFullError",
     "RepeatPattern",
     "RepeatableMeta",
+    "Retention",
     "Retry",
     "Scheduler",
     "ServerError",

@@ -1,7 +1,7 @@
 """Lifecycle events in the queue's events stream: best effort, never in a job's way.
 
-They are encoded into one buffer and leave with the acknowledgements; the stream is trimmed once per
-flush instead of by every XADD. While there is no link they are dropped. How a job ended is not:
+They are encoded into one buffer and leave with the acknowledgements; the stream is trimmed now and
+then instead of by every XADD. While there is no link they are dropped. How a job ended is not:
 whoever waits for it must hear of it. So `completed` is a part of the acknowledgement, which the
 acker sends, and `dlq` a part of the move to the dead-letter queue, which the relocator makes.
 """
@@ -27,6 +27,7 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.request import Effect, Request
+from chasqui.retention import Log, Trimmer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ RETRY_SCHEDULED: Final = b"retry-scheduled"
 DLQ: Final = b"dlq"
 DRAINED: Final = b"drained"
 
-EVENTS_KEPT: Final = 100_000
 #: An `active` event is in Redis this long after the run began, at the latest.
 FLUSH_S: Final = 0.005
 FLUSH_BYTES: Final = 256 * 1024
@@ -56,6 +56,7 @@ class EventWriter:
         self._key = keys.events
         self._buffer = CommandBuffer()
         self._timer: asyncio.TimerHandle | None = None
+        self._trimmer = Trimmer(Log.events(keys))
         self._replies = _Replies(keys.queue)
         #: Takes the replies to events that somebody else sent.
         self.take_replies = self._replies.set_result
@@ -98,11 +99,18 @@ class EventWriter:
         if count == 0:
             return 0
         if self._connection.is_connected:
-            buffer.command(b"XTRIM", self._key, b"MAXLEN", b"~", EVENTS_KEPT)
-            request = Request(bytes(buffer), Effect.ONCE, count=count + 1, raises=False)
+            request = Request(bytes(buffer), Effect.ONCE, count=count, raises=False)
             self._connection.post(request, self._replies)
+            self.wrote(count)
         buffer.clear()
         return count
+
+    def wrote(self, count: int) -> None:
+        """So many events were written, here or by a script: trim the stream if it is time. Those of
+        acknowledgements need not be counted: each has an `active` before it."""
+        trim = self._trimmer.wrote(count)
+        if trim is not None and self._connection.is_connected:
+            self._connection.post(trim, self._replies)
 
     def _write(self, event: bytes, job_id: str, name: str, fields: tuple[Any, ...]) -> None:
         buffer = self._buffer
@@ -131,11 +139,10 @@ class _Replies:
         return False
 
     def set_result(self, replies: Any, /) -> None:
-        # What is wrong with the key shows in each of them; the last is the trim.
-        for reply in (replies[0], replies[-1]):
-            if type(reply) is ReplyError:
-                self._complain(reply.message)
-                return
+        # What is wrong with the key shows in each of them.
+        reply = replies[0] if type(replies) is list else replies
+        if type(reply) is ReplyError:
+            self._complain(reply.message)
 
     def set_exception(self, error: Exception, /) -> None:
         if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells

@@ -78,6 +78,8 @@ class Keys:
     wake: bytes = field(init=False, repr=False, compare=False)
     #: While this key exists, delayed jobs may have a trace.
     traces: bytes = field(init=False, repr=False, compare=False)
+    #: A hash of the queue's settings, and of who reads its logs.
+    config: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +96,7 @@ class Keys:
             ("paused", b"paused"),
             ("wake", b"wake"),
             ("traces", b"trace"),
+            ("config", b"config"),
         ):
             object.__setattr__(self, name, prefix + suffix)
 

@@ -22,11 +22,12 @@ from chasqui.connection import Connection
 from chasqui.consumers import Sweeper
 from chasqui.duty import Duty, Standalone
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.events import DLQ, EVENTS_KEPT, WAITING
+from chasqui.events import DLQ, WAITING
 from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
 from chasqui.request import Effect, Request, commands
+from chasqui.retention import Log, Trimmer
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class PromoterDuty(Duty):
         self._has_rung = False
         self._due_at_s = self._poll_at_s = 0.0
         self._foreign_until_s = 0.0
+        self._trimmer = Trimmer(Log.events(keys))
         self._flushing: asyncio.Future[Any] | None = None
         self._flush_failure = ""
 
@@ -217,15 +219,14 @@ class PromoterDuty(Duty):
         for _ in range(malformed):
             fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
             xadd_event(buffer, keys.events, DLQ, "", now_ms, "", fields)
-        last = len(ids) - 1
-        for i, (one, name) in enumerate(zip(ids, names, strict=True)):
+        for one, name in zip(ids, names, strict=True):
             job_id, text = one.decode(errors="replace"), name.decode(errors="replace")
-            # One trim for all of them.
-            maxlen = EVENTS_KEPT if i == last else None
-            xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text, maxlen=maxlen)
+            xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text)
         request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
         self._flushing = self.connection.submit(request)
         self._flushing.add_done_callback(self._on_flushed)
+        if (trim := self._trimmer.wrote(buffer.commands)) is not None:
+            self.connection.submit(trim).add_done_callback(_seen)  # what fails it fails them too
 
     def _on_flushed(self, flushed: asyncio.Future[Any]) -> None:
         """Events are best effort: say once what is wrong, and go on."""

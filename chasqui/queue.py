@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from chasqui import dlq, drafts, payload, repeatables
+from chasqui import dlq, drafts, payload, repeatables, retention
 from chasqui.adding import (
     PLAIN,
     Added,
@@ -32,6 +32,7 @@ from chasqui.plans import Counts as Counts
 from chasqui.plans import ResultWait
 from chasqui.producer import Producer
 from chasqui.request import Plan
+from chasqui.retention import Log, Retention
 from chasqui.tracing import Tracing, add, check_tracing
 
 T = TypeVar("T")
@@ -452,6 +453,21 @@ class Queue:
 
     async def is_paused(self) -> bool:
         return await self._run(self._producer.plans.is_paused())
+
+    async def set_events_max_len(self, max_len: int | None) -> None:
+        """Keep about so many events of this queue, whoever writes them; None: the default of
+        100,000. Processes that run take it over within seconds. chasquimq's workers know nothing of
+        it: they keep 100,000."""
+        await self._run(retention.set_max_len(Log.events(self._producer.keys), max_len))
+
+    async def get_events_retention(self) -> Retention:
+        """How many events are kept, how many there are, and who reads them and how far."""
+        return await self._run(retention.look(Log.events(self._producer.keys)))
+
+    async def forget_events_reader(self, reader: str) -> bool:
+        """Hold no events back for a reader any more, and do not list it; False if there was none.
+        One that lives is back with its next sign of life."""
+        return await self._run(retention.forget(Log.events(self._producer.keys), reader))
 
     async def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.

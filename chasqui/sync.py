@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from chasqui import dlq, drafts, repeatables
+from chasqui import dlq, drafts, repeatables, retention
 from chasqui.adding import (
     Added,
     AddOptions,
@@ -36,6 +36,7 @@ from chasqui.policy import REQUEST_TIMEOUT_S
 from chasqui.queue_events import CLIENT_NAME
 from chasqui.queue_events import BlockingQueueEvents as QueueEvents
 from chasqui.request import Plan
+from chasqui.retention import Log, Retention
 from chasqui.tracing import Tracing, add, check_tracing
 
 __all__ = ["Queue", "QueueEvents"]
@@ -444,6 +445,21 @@ class Queue:
 
     def is_paused(self) -> bool:
         return self._run(self._plans.is_paused())
+
+    def set_events_max_len(self, max_len: int | None) -> None:
+        """Keep about so many events of this queue, whoever writes them; None: the default of
+        100,000. Processes that run take it over within seconds. chasquimq's workers know nothing of
+        it: they keep 100,000."""
+        self._run(retention.set_max_len(Log.events(self._plans.keys), max_len))
+
+    def get_events_retention(self) -> Retention:
+        """How many events are kept, how many there are, and who reads them and how far."""
+        return self._run(retention.look(Log.events(self._plans.keys)))
+
+    def forget_events_reader(self, reader: str) -> bool:
+        """Hold no events back for a reader any more, and do not list it; False if there was none.
+        One that lives is back with its next sign of life."""
+        return self._run(retention.forget(Log.events(self._plans.keys), reader))
 
     def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.

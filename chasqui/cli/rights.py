@@ -26,13 +26,14 @@ ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
             *(scripts.ACK, scripts.BURY, scripts.COMPLETE, scripts.FIRE, scripts.LEASE_RELEASE),
             *(scripts.LEASE_TAKE, scripts.LEAVE, scripts.PROMOTE, scripts.RECLAIM),
             *(scripts.RECOVER, scripts.RELEASE, scripts.RENEW, scripts.RETRY, scripts.SWEEP),
+            scripts.TRIM,
         ),
-        "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd xtrim blpop getex exists "
+        "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd blpop getex exists "
         "zcard zcount zrangebyscore hmget time info",
     ),
     "operator": (
         (
-            *(scripts.DELETE_DEAD, scripts.DRAIN, scripts.REPLAY),
+            *(scripts.DELETE_DEAD, scripts.DRAIN, scripts.READER, scripts.REPLAY),
             *(scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
         ),
         "xdel set del unlink zrem scan",

@@ -21,7 +21,6 @@ RESULT_TTL_MS: Final = 3_600_000
 SHUTDOWN_DEADLINE_S: Final = 30.0
 #: Prefetched envelopes may take this much memory.
 PREFETCH_BYTES: Final = 32 << 20
-EVENTS_KEPT: Final = 100_000
 #: Each slot is a task of its own, opened when the worker starts.
 MAX_CONCURRENCY: Final = 100_000
 

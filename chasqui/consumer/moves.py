@@ -88,7 +88,7 @@ def bury(
     `tells` writes an event for each."""
     told = [_dlq_event(move) for move in moves] if tells else []
     arguments: list[Any] = [group, consumer, "" if max_len is None else max_len]
-    arguments += (keys.events if tells else b"", events.EVENTS_KEPT, pack(told, ANY_SIZE))
+    arguments += (keys.events if tells else b"", pack(told, ANY_SIZE))
     for move in moves:
         fields = _dlq_fields(move, consumer)
         arguments += (move.entry.id, len(fields), *fields)

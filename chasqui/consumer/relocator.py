@@ -122,6 +122,8 @@ class Relocator:
         return bury(*owned, max_len=self._dlq_max_stream_len, tells=tells)
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
+        if self._events is not None and batch.moves[0].delay_ms is None:
+            self._events.wrote(len(batch.moves))
         lost = []
         # After a repeat a missing entry may well be one that the first try moved.
         was_repeated = batch.was_repeated or (

@@ -1,8 +1,7 @@
 -- bury: jobs that will not run again leave the stream for the dead-letter stream.
 -- KEYS  1 stream   2 dead-letter stream
 -- ARGV  1 group   2 consumer that must still own them   3 most entries to keep there, or ''
---       4 the events stream, or '' if nothing is told   5 most events to keep   6 per job the fields of
---       its event, as msgpack
+--       4 the events stream, or '' if nothing is told   5 per job the fields of its event, as msgpack
 --       then per job: entry id, number of values that follow, field, value, …
 -- Returns per job '1' moved, '0' not ours any more. The copy is made before the original goes: if it
 -- cannot be made, the script ends there and the entry stays pending. So it does if it may not go: each
@@ -16,9 +15,9 @@ if not string.find(denied.err, 'greater than 0-0', 1, true) then
 end
 redis.call('XACK', key, group, '0-0')
 redis.call('XDEL', key, '0-0')
-local told = ARGV[4] ~= '' and cmsgpack.unpack(ARGV[6])
+local told = ARGV[4] ~= '' and cmsgpack.unpack(ARGV[5])
 local answers = {}
-local i = 7
+local i = 6
 while i <= #ARGV do
   local id, count = ARGV[i], tonumber(ARGV[i + 1])
   if owns(key, group, owner, id) then
@@ -37,8 +36,5 @@ while i <= #ARGV do
     answers[#answers + 1] = '0'
   end
   i = i + 2 + count
-end
-if told then
-  redis.pcall('XTRIM', ARGV[4], 'MAXLEN', '~', ARGV[5])
 end
 return table.concat(answers)

@@ -2,7 +2,7 @@
 -- holds; either with the lifecycle event that a worker would write for each.
 -- KEYS  1 stream   2 events   3 paused
 -- ARGV  1 group   2 consumer   3 most jobs   4 'active' to take, 'completed' to acknowledge
---       5 events to keep, or '' to write none   6 microseconds that the batch took, or '' if not known
+--       5 '1' to write events, '0' to write none   6 microseconds that the batch took, or '' if not known
 -- Returns how many jobs; none are taken while the queue is paused. The jobs do not move to the driver.
 -- A batch is delivered once, when it is taken: acknowledging it is no delivery.
 -- Events are best effort: one that cannot be written changes nothing.
@@ -21,7 +21,7 @@ else
   for i, held in ipairs(redis.call('XPENDING', stream, group, '-', '+', ARGV[3], consumer)) do
     ids[i] = held[1]
     -- What somebody deleted while it was pending has no entry: it is acknowledged all the same.
-    entries[#entries + 1] = ARGV[5] ~= '' and redis.call('XRANGE', stream, held[1], held[1])[1] or nil
+    entries[#entries + 1] = ARGV[5] == '1' and redis.call('XRANGE', stream, held[1], held[1])[1] or nil
   end
   count = #ids
   if count > 0 then
@@ -29,7 +29,7 @@ else
     redis.call('XDEL', stream, unpack(ids))
   end
 end
-if ARGV[5] == '' then
+if ARGV[5] == '0' then
   return count
 end
 
@@ -96,5 +96,4 @@ for _, entry in ipairs(entries) do
     redis.pcall(unpack(words))
   end
 end
-redis.pcall('XTRIM', KEYS[2], 'MAXLEN', '~', ARGV[5])
 return count

@@ -16,7 +16,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.consumer.decide import RETRIES_EXHAUSTED, Bury, Failure, Limits, RunAgain, on_failure
 from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import ChasquiError
-from chasqui.events import DLQ, EVENTS_KEPT, FAILED, RETRY_SCHEDULED
+from chasqui.events import DLQ, FAILED, RETRY_SCHEDULED
 from chasqui.keys import (
     DEFAULT_GROUP,
     EVENT_ATTEMPT,
@@ -25,6 +25,7 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.request import Effect, Request, commands
+from chasqui.retention import Log, Trimmer
 from chasqui.spark.link import connected
 from chasqui.spark.verbs import CHUNK, of_server
 
@@ -89,6 +90,7 @@ class Mover:
         self._owner = (group, consumer)
         self._reason = reason
         self._writes_events = writes_events
+        self._trimmer = Trimmer(Log.events(keys))
 
     def run(self, ids: list[str], limits: Limits, is_final: bool, counts: dict[str, int]) -> None:
         failure = Failure(is_final=is_final, detail=self._reason)
@@ -174,14 +176,13 @@ class Mover:
             return
         buffer, now_ms = CommandBuffer(), time.time_ns() // 1_000_000
         for event, entry, fields in told:
-            xadd_event(
-                buffer, self._keys.events, event, entry.job_id, now_ms, entry.name, fields,
-                maxlen=EVENTS_KEPT,
-            )  # fmt: skip
+            xadd_event(buffer, self._keys.events, event, entry.job_id, now_ms, entry.name, fields)
         if buffer:
             request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands, raises=False)
             try:
                 self._connection.call(request)
+                if (trim := self._trimmer.wrote(request.count)) is not None:
+                    self._connection.call(trim)
             except ChasquiError as error:
                 about = {"queue": self._keys.queue}
                 logger.warning("events could not be written: %s", error, extra=about)

@@ -1,6 +1,7 @@
 """Holds the name of a consuming query and its jobs while its driver lives, and promotes what comes
 back to its queues."""
 
+import contextlib
 import logging
 import re
 import threading
@@ -11,10 +12,11 @@ from typing import Final
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
 from chasqui.consumers import join
-from chasqui.errors import ChasquiError
-from chasqui.events import ACTIVE, COMPLETED, EVENTS_KEPT
+from chasqui.errors import ChasquiError, ServerError
+from chasqui.events import ACTIVE, COMPLETED
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
+from chasqui.retention import Log, Trimmer
 from chasqui.spark import ranges
 from chasqui.spark.link import open_connection
 from chasqui.spark.options import Options
@@ -46,6 +48,7 @@ class Keeper:
         self._name = options.consumer
         self._holder = str(uuid.uuid4())
         self._connections: dict[str, BlockingConnection] = {}
+        self._trimmers = {queue: Trimmer(Log.events(Keys(queue))) for queue in options.queue}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._promoting: Promoting | None = None
@@ -190,15 +193,19 @@ class Keeper:
 
     def _step(self, queue: str, seq: int, most: int, event: bytes, took_us: int | str) -> int:
         keys = Keys(queue)
-        kept: int | str = EVENTS_KEPT if self._options.write_events else ""
-        count: int = self._connections[queue].call(
+        tells = self._options.write_events
+        connection = self._connections[queue]
+        count: int = connection.call(
             scripts.call(
                 BATCH,
                 [keys.stream, keys.events, keys.paused],
-                [self._options.group, self.consumer(seq), most, event, kept, took_us],
+                [self._options.group, self.consumer(seq), most, event, int(tells), took_us],
                 Effect.IDEMPOTENT,
             )
         )
+        if tells and (trim := self._trimmers[queue].wrote(count)) is not None:
+            with contextlib.suppress(ServerError):  # best effort, as the events themselves
+                connection.call(trim)
         return count
 
     def marks(self, queue: str, seq: int, step: int) -> list[Mark]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chasqui import Job, UnrecoverableError, Worker, events, promoter
+from chasqui import Job, UnrecoverableError, Worker, retention
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick, RetryScheduled
 from chasqui.metrics.prometheus import PrometheusSink
 from tests.crash.workers import SETTINGS
@@ -26,7 +26,7 @@ FAILS = {"once": 1, "twice": 2}
 def make() -> Worker:
     """The worker that the environment describes. It keeps all its events, for who reads them shares
     two cores with the workers, and what is trimmed before he comes to it cannot be counted."""
-    events.EVENTS_KEPT = promoter.EVENTS_KEPT = 10_000_000
+    retention.EVENTS_KEPT = 10_000_000
     told = json.loads(os.environ[SETTINGS])
     folder, who = Path(told["folder"]), told["who"]
     ledger = Ledger(folder)

@@ -129,7 +129,7 @@ OPERATIONS = {
         prepare=waiting("quick", 3),
         check=both(only_in("stream", []), told_unless_killed),
         either=("XACKDEL", "EVAL ack"),  # with the source: behind it are the events
-        own=lambda command: command in ("XADD", "XTRIM", "XACKDEL", "EVAL ack"),
+        own=lambda command: command in ("XADD", "XACKDEL", "EVAL ack"),
     ),
     "ack with result": Operation(
         Working(Working.is_done, store_results=True, events_enabled=True),

@@ -8,8 +8,7 @@ import pytest
 import redis as redis_py
 from prometheus_client import CollectorRegistry
 
-from chasqui import Queue, QueueEvents, UnrecoverableError, Worker, promoter
-from chasqui import events as events_module
+from chasqui import Queue, QueueEvents, UnrecoverableError, Worker
 from chasqui.keys import Keys
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
@@ -29,11 +28,7 @@ def entry(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "count", [2_000, pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
 )
-async def test_events_and_metrics_agree(
-    redis_86: Server, queue_name: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (events_module, promoter):  # all of them can be counted, however late
-        monkeypatch.setattr(module, "EVENTS_KEPT", 10_000_000)
+async def test_events_and_metrics_agree(redis_86: Server, queue_name: str, count: int) -> None:
     runs: Counter[str] = Counter()
 
     async def handler(job: Any) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, JobFailedError, UnrecoverableError, events, scripts
+from chasqui import Job, JobFailedError, UnrecoverableError, scripts
 from chasqui.consumer import acker
-from chasqui.consumer.relocator import MoveBatch
+from chasqui.consumer.relocator import MOVE_BATCH, MoveBatch
 from chasqui.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
+from chasqui.retention import TRIM_ENTRIES
 from tests.integration.consuming.conftest import Redis, Running, at_rest, told_done, until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -278,15 +279,15 @@ async def test_moves_that_wait_for_a_slow_server_are_not_encoded(
 
 
 async def test_events_of_jobs_that_never_ran_are_trimmed_too(
-    start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    start: Start, queue: Queue, redis: Redis, keys: Keys
 ) -> None:
-    monkeypatch.setattr(events, "EVENTS_KEPT", 100)
-    for _ in range(1000):
+    await queue.set_events_max_len(100)
+    for _ in range(2000):
         await redis("XADD", keys.stream, "*", "d", "no envelope")
     start(lambda job: None)
 
     async def are_buried() -> bool:
-        return bool(await redis("XLEN", keys.dlq) == 1000)
+        return bool(await redis("XLEN", keys.dlq) == 2000)
 
     await until(are_buried, "all are buried")
-    assert await redis("XLEN", keys.events) <= 300
+    assert await redis("XLEN", keys.events) < 100 + 100 + TRIM_ENTRIES + MOVE_BATCH
