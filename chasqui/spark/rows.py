@@ -1,27 +1,24 @@
 """Arrow rows to jobs: which column says what, checked on the driver, encoded by the tasks."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types
 
 from chasqui._core.envelope import check_msgpack
-from chasqui._core.maps import pack_maps
+from chasqui._core.maps import Unkeepable, pack_maps, pack_values
 from chasqui._core.options import DELAYED, UNIQUE
 from chasqui.adding import Batch
 from chasqui.drafts import retry_of
 from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.keys import check_job_id, check_job_name, check_queue_name
 from chasqui.payload import ENVELOPE_ROOM, MAX_BYTES, MAX_DEPTH, encode
+from chasqui.spark.forms import check_form, source_of
 from chasqui.spark.options import OptionError, Options, camel
-
-if TYPE_CHECKING:
-    from chasqui._core.maps import Kind, Source
 
 _INTEGERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 #: What each mapped column may be.
@@ -34,18 +31,6 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "backoff_column": (_INTEGERS, "an integer (milliseconds)"),
 }
 _MAX_PAYLOAD = MAX_BYTES - ENVELOPE_ROOM
-#: The types whose values the core packs by itself.
-_SIMPLE: "dict[Any, Kind]" = {
-    pa.bool_(): "bool",
-    pa.int8(): "int8",
-    pa.int16(): "int16",
-    pa.int32(): "int32",
-    pa.int64(): "int64",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.string(): "text",
-    pa.binary(): "binary",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +72,8 @@ class Mapping:
         if options.delivery == "dedup" and found["id_column"] is None:
             raise OptionError("delivery=dedup needs a column of ids: job_id, or idColumn")
         mapped = {name for name in found.values() if name is not None}
+        rest = tuple(name for name in fields if name not in mapped)
+        _check_payload(options, found["payload_column"], rest, schema)
         return cls(
             None if options.queue else found["queue_column"],
             found["id_column"],
@@ -95,8 +82,26 @@ class Mapping:
             found["attempts_column"],
             found["backoff_column"],
             found["payload_column"],
-            tuple(name for name in fields if name not in mapped),
+            rest,
         )
+
+
+def _check_payload(
+    options: Options, payload: str | None, rest: tuple[str, ...], schema: types.StructType
+) -> None:
+    """Refuse columns that cannot be in a payload, or not all of them."""
+    names = [field.name for field in schema.fields]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(f"there are two columns {twice!r}")
+    for name in rest if payload is None else (payload,):
+        kind = schema[name].dataType
+        is_json = name == payload and options.payload_format == "json"
+        if is_json and not isinstance(kind, (types.StringType, types.BinaryType)):
+            raise OptionError(
+                f"column {name!r} must be string with payloadFormat=json, and is "
+                f"{kind.simpleString()}"
+            )
+        check_form(name, kind, 0 if name == payload else 1)
 
 
 def jobs_of(
@@ -183,44 +188,32 @@ def _retries(batch: Any, mapping: Mapping) -> list[bytes | None] | None:
 
 
 def _payloads(batch: Any, mapping: Mapping, options: Options) -> list[bytes]:
-    if mapping.payload is not None:
-        column = batch.column(mapping.payload)
-        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-            return [_checked(one) for one in column.to_pylist()]
-        values = _values(column)
-        if options.payload_format == "json":
-            return [encode(_parsed(one)) for one in values]
-        return [encode(one) for one in values]
-    if not mapping.rest:
-        return [encode({})] * batch.num_rows
-    packer = msgpack.Packer(use_bin_type=True)
-    payloads = pack_maps(
-        batch.num_rows, [_source(name, batch.column(name), packer.pack) for name in mapping.rest]
-    )
-    # Arrow's types bound what is in them, so there is nothing to check but their size.
+    try:
+        payloads = _packed(batch, mapping, options)
+    except Unkeepable as error:
+        raise PayloadError(f"column {error.column}: {error}, which a payload cannot hold") from None
+    # Types bound what is in them, so there is nothing to check but their size.
     if (size := max(map(len, payloads), default=0)) > _MAX_PAYLOAD:
         raise PayloadTooLargeError(size, _MAX_PAYLOAD)
     return payloads
 
 
-def _source(name: str, column: Any, pack: Callable[[Any], bytes]) -> "Source":
-    """A column as the core takes it: its buffers, or else its values packed one by one."""
-    kind = _SIMPLE.get(column.type)
-    if kind is None:
-        return name, "packed", 0, None, list(map(pack, _values(column))), None
-    bitmap, *rest = column.buffers()
-    if kind in ("text", "binary"):
-        ends, values = rest
-        return name, kind, column.offset, bitmap, values, ends
-    return name, kind, column.offset, bitmap, rest[0], None
+def _packed(batch: Any, mapping: Mapping, options: Options) -> list[bytes]:
+    if mapping.payload is None:
+        columns = [source_of(name, batch.column(name)) for name in mapping.rest]
+        return pack_maps(batch.num_rows, columns)
+    column = batch.column(mapping.payload)
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return [_checked(one) for one in column.to_pylist()]
+    if options.payload_format == "json":
+        return [encode(_parsed(one)) for one in column.to_pylist()]
+    return pack_values(batch.num_rows, source_of(mapping.payload, column))
 
 
 def _checked(data: bytes | None) -> bytes:
     """Bytes of a binary payload column are msgpack already, as a jobs table gives them."""
     if data is None:
         return b"\xc0"
-    if len(data) > _MAX_PAYLOAD:
-        raise PayloadTooLargeError(len(data), _MAX_PAYLOAD)
     try:
         check_msgpack(data, MAX_DEPTH)
     except ValueError as error:
@@ -236,37 +229,3 @@ def _parsed(text: Any) -> Any:
         return None if text is None else json.loads(text)
     except (TypeError, ValueError) as error:
         raise PayloadError(f"payloadFormat=json, and a payload is no JSON: {error}") from None
-
-
-def _values(column: Any) -> list[Any]:
-    """A column as values that a payload can hold."""
-    values: list[Any] = column.to_pylist()
-    make = _maker(column.type)
-    return values if make is None else [None if one is None else make(one) for one in values]
-
-
-def _maker(kind: Any) -> Callable[[Any], Any] | None:
-    """What turns a value of an Arrow type into one for a payload; None where it is one."""
-    is_ = pa.types
-    if is_.is_timestamp(kind) or is_.is_date(kind) or is_.is_time(kind):
-        return lambda value: value.isoformat()
-    if is_.is_decimal(kind) or is_.is_duration(kind):
-        return str
-    if is_.is_struct(kind):
-        inner = {field.name: _maker(field.type) for field in kind}
-        return lambda value: {name: _apply(inner[name], one) for name, one in value.items()}
-    if is_.is_map(kind):
-        of_key, of_item = _maker(kind.key_type), _maker(kind.item_type)
-        return lambda value: {_key(_apply(of_key, k)): _apply(of_item, v) for k, v in value}
-    if is_.is_list(kind) or is_.is_large_list(kind):
-        of_value = _maker(kind.value_type)
-        return None if of_value is None else lambda v: [_apply(of_value, one) for one in v]
-    return None
-
-
-def _apply(make: Callable[[Any], Any] | None, value: Any) -> Any:
-    return value if make is None or value is None else make(value)
-
-
-def _key(value: Any) -> Any:
-    return value if isinstance(value, str | bytes) else str(value)

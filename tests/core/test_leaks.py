@@ -213,7 +213,9 @@ CALLS: dict[str, Callable[[], object]] = {
         ULIDS, NOW_MS, [ENVELOPE] * 2, [None, "id"], [None, b"\xc0"]
     ),
     "pack_jobs, wrong": lambda: pack_jobs(ULIDS, NOW_MS, [b"\xc0"] * 2, ["id", 1]),
-    "pack_maps": lambda: pack_maps(2, [NUMBERS, ("p", "packed", 0, None, [b"\xc0"] * 2, None)]),
+    "pack_maps": lambda: pack_maps(
+        2, [NUMBERS, ("s", "struct", 0, None, None, None, (2, [NUMBERS]))]
+    ),
     "pack_maps, wrong": lambda: pack_maps(2, [NUMBERS, ("n", "int64", 9, None, bytes(16), None)]),
     "slots": lambda: job_slots.make(2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None),
     "slots, wrong": lambda: job_slots.make(2, ["a"], "n", [[], {}], 0, NOW_MS, True, None, None),
