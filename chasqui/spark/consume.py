@@ -23,9 +23,10 @@ from pyspark.sql.types import StructType
 
 from chasqui.keys import Keys
 from chasqui.spark import ranges
+from chasqui.spark.corrupt import note
 from chasqui.spark.keeper import Keeper
 from chasqui.spark.link import connected
-from chasqui.spark.options import OptionError, Options
+from chasqui.spark.options import Options
 from chasqui.spark.pace import Pace
 from chasqui.spark.pages import gathered, held_by
 from chasqui.spark.schemas import check_subset
@@ -49,16 +50,13 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_subset(schema, options)
-        if options.parse_mode == "DROPMALFORMED":
-            raise OptionError(
-                "parseMode=DROPMALFORMED would acknowledge jobs that nobody has seen: with "
-                "mode=consume take PERMISSIVE or FAILFAST"
-            )
         self._options = options
         self._schema = schema
         self._initial: Offset | None = None
         self._keeper: Keeper | None = None
         self._acked = -1
+        #: The last batch that this driver has planned.
+        self._planned = -1
         #: With AvailableNow: per queue how many jobs may still be taken.
         self._budgets: dict[str, int] | None = None
 
@@ -103,6 +101,8 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         parts: list[InputPartition] = []
         for seq in range(start["seq"] + 1, end["seq"] + 1):
             for queue in options.queue:
+                if seq > self._planned:
+                    keeper.forget_corrupt(queue, seq)
                 marks = keeper.marks(queue, seq, options.fetch_count or ranges.SLICE)
                 parts += [
                     HeldPart(queue, keeper.consumer(seq), part.after, part.last)
@@ -113,6 +113,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                         options.min_partitions,
                     )
                 ]
+        self._planned = max(self._planned, end["seq"])
         return parts
 
     def commit(self, end: Offset) -> None:
@@ -131,11 +132,11 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             return
         options = self._options
         decoder = JobDecoder(options, self._schema)
-        stream, last = Keys(partition.queue).stream, partition.last
+        keys, last = Keys(partition.queue), partition.last
 
         # Not XREADGROUP, which would count one more delivery each time the batch is computed.
         def page(after: str, size: int) -> tuple[Any, ...]:
-            return "XRANGE", stream, f"({after}", last, "COUNT", size
+            return "XRANGE", keys.stream, f"({after}", last, "COUNT", size
 
         with connected(options, partition.queue) as connection:
             for columns, first, newest in gathered(
@@ -144,8 +145,12 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                 held = held_by(
                     connection, partition.queue, options.group, first, newest, partition.consumer
                 )
-                if held:
-                    yield decoder.batch(partition.queue, columns, held, only_held=True)
+                if not held:
+                    continue
+                batch = decoder.batch(partition.queue, columns, held, only_held=True)
+                if decoder.corrupt and options.on_corrupt == "dlq":
+                    note(connection, keys, partition.consumer, decoder.corrupt)
+                yield batch
 
     # ── Batches ─────────────────────────────────────────────────────────────────────────────────
 

@@ -73,6 +73,19 @@ def fail_jobs(
     return {name: int(count) for name, count in row.first().asDict().items()}
 
 
+def fetch(connection: BlockingConnection, keys: Keys, ids: list[str]) -> list[Entry]:
+    """These entries of the stream, as far as they are still there."""
+    replies = connection.call(
+        commands(
+            *(("XRANGE", keys.stream, one, one) for one in ids),
+            effect=Effect.READ,
+            builder=EntryBuilder("range", 1 << 40),
+        )
+    )
+    found = replies if len(ids) > 1 else [replies]
+    return [entry for entries in found for entry in entries]
+
+
 class Mover:
     """Moves entries that one consumer holds out of the stream."""
 
@@ -97,7 +110,7 @@ class Mover:
         for start in range(0, len(ids), CHUNK):
             retries: list[Move] = []
             burials: list[Move] = []
-            entries = self._fetch(ids[start : start + CHUNK])
+            entries = fetch(self._connection, self._keys, ids[start : start + CHUNK])
             counts["lost"] += min(CHUNK, len(ids) - start) - len(entries)
             for entry in entries:
                 if entry.fault is not None:
@@ -114,17 +127,6 @@ class Mover:
             if burials:
                 request = bury(self._keys, *self._owner, burials, tells=False)
                 self._tell_burials(self._moved(request, burials, "buried", counts))
-
-    def _fetch(self, ids: list[str]) -> list[Entry]:
-        replies = self._connection.call(
-            commands(
-                *(("XRANGE", self._keys.stream, one, one) for one in ids),
-                effect=Effect.READ,
-                builder=EntryBuilder("range", 1 << 40),
-            )
-        )
-        found = replies if len(ids) > 1 else [replies]
-        return [entry for entries in found for entry in entries]
 
     def _burial(self, entry: Entry, reason: str) -> Move:
         runs = entry.attempt + 1

@@ -17,7 +17,7 @@ from chasqui.events import ACTIVE, COMPLETED
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
 from chasqui.retention import Log, Trimmer
-from chasqui.spark import ranges
+from chasqui.spark import corrupt, ranges
 from chasqui.spark.link import open_connection
 from chasqui.spark.options import Options
 from chasqui.spark.pace import Pace
@@ -219,8 +219,19 @@ class Keeper:
                 break
         return marks
 
+    def forget_corrupt(self, queue: str, seq: int) -> None:
+        """A batch is about to be computed by this driver: what an earlier one noted is void."""
+        corrupt.forget(self._connections[queue], Keys(queue), self.consumer(seq))
+
     def acknowledge(self, queue: str, seq: int) -> None:
-        """A batch is done."""
+        """A batch is done: bury what could not be read, then acknowledge the rest."""
+        corrupt.bury_noted(
+            self._connections[queue],
+            Keys(queue),
+            self._options.group,
+            self.consumer(seq),
+            tells=self._options.write_events,
+        )
         started_s = self._claimed_s.get(seq)
         took_us = "" if started_s is None else int((time.monotonic() - started_s) * 1_000_000)
         while self._step(queue, seq, SLICE, COMPLETED, took_us):

@@ -92,6 +92,13 @@ class Options:
         "Of a consuming query: write the lifecycle events that a worker would, for rollups and for "
         "those who wait for a job.",
     )
+    on_corrupt: str = option(
+        "dlq",
+        one_of("dlq", "ack"),
+        "s",
+        "Of a consuming query: with their batch, jobs that cannot be read go to the dead-letter "
+        "queue, or are acknowledged like the others.",
+    )
     starting_offsets: str = option(
         "", offsets, "rs", "earliest, latest or ids by queue; default earliest, streaming latest."
     )
@@ -308,6 +315,11 @@ def _check_read(options: Options, use: str) -> None:
             raise OptionError("mode=consume needs queue: a pattern may change what it matches")
         if options.read_from == "replica":
             raise OptionError("mode=consume writes, so it cannot read from a replica")
+        if options.parse_mode == "DROPMALFORMED" and options.on_corrupt == "ack":
+            raise OptionError(
+                "parseMode=DROPMALFORMED with onCorrupt=ack would acknowledge jobs that nobody has "
+                "seen: leave onCorrupt at dlq, or take parseMode=PERMISSIVE"
+            )
     if options.table == "results" and not (options.job_ids or options.scan):
         raise OptionError(
             "table results needs jobIds, or scan=true to go through all keys of the database; "

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from chasqui import NotSupportedError
 from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
-from chasqui.spark.options import OptionError
 from chasqui.spark.shaping import CorruptEntryError
 from chasqui.sync import Queue
 from tests.servers import Server
@@ -238,11 +237,6 @@ def test_available_now_takes_what_was_there_and_ends(each_server: Server, queue_
     assert seen == 100
 
 
-def test_jobs_that_cannot_be_read_must_not_be_dropped(redis_86: Server, queue_name: str):
-    with pytest.raises(OptionError, match="would acknowledge jobs that nobody has seen"):
-        consume_reader(redis_86.url, queue_name, parseMode="DROPMALFORMED")
-
-
 # ── Drivers that die ────────────────────────────────────────────────────────────────────────────
 
 
@@ -273,7 +267,9 @@ def test_a_driver_killed_at_any_step_leaves_nothing_undone(
             server = (redis_86, valkey_9)[last % 2]
             queue, folder = f"{queue_name}-{last}", tmp_path / str(last)
             redis = Redis(server.url, queue)
-            expected = fill(server.url, queue, 100)
+            expected: list[object] = [*fill(server.url, queue, 60), None]
+            redis("XADD", redis.keys.stream, "*", "d", b"\x93garbage")
+            expected += fill(server.url, queue, 39)
             answer = engine(server, queue, folder, last)
             assert deliveries(redis) <= {1, 2}, last
             redis("DEL", redis.keys.spark("consume:etl"))  # the dead one's lease ran out
@@ -285,6 +281,8 @@ def test_a_driver_killed_at_any_step_leaves_nothing_undone(
             ]
             assert sunk == expected, last
             assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0), last
+            assert redis("XLEN", redis.keys.dlq) == 1, last
+            assert redis.spark_keys() in ([], [redis.keys.spark("consume:etl")]), last
             redis.connection.close()
         assert last > 50, "requests and files of three batches"
         engines.stdin.close()
@@ -320,7 +318,8 @@ def test_consumed_jobs_write_the_events_of_a_worker(each_server: Server, queue_n
     ]
     assert {(one[b"e"], one[b"attempt"]) for one in told} == {(b"active", b"1")}
     reader.commit(end)
-    told = events(redis)[len(told) :]
+    buried, told = events(redis)[len(told) :][:2], events(redis)[len(told) + 2 :]
+    assert [(one[b"e"], one[b"id"]) for one in buried] == [(b"dlq", b"")] * 2
     assert [one[b"id"].decode() for one in told] == expected
     assert {one[b"e"] for one in told} == {b"completed"}
     assert all(int(one[b"duration_us"]) > 0 for one in told)
