@@ -14,7 +14,7 @@ PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz faults faults-long chaos chaos-peers bench bench-check servers spark-venv demo-spark interop-venv clean
+.PHONY: help build demo test test-fast lint types fuzz faults faults-long chaos chaos-peers bench bench-check servers spark-venv demo-spark interop-venv airflow-venv test-airflow clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -26,11 +26,14 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(call tested,not spark,-n 5 --dist worksteal)
+	@$(call tested,not spark and not airflow,-n 5 --dist worksteal)
 	@$(call tested,spark)
 
 test-fast: build ## Run the suite without its slow tests and without Spark, four at a time
-	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow and not spark" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow and not spark and not airflow" $(PYTEST_ARGS)
+
+test-airflow: build servers airflow-venv ## Run the DAGs of the Airflow integration
+	@$(BIN)/python -m pytest -m airflow $(PYTEST_ARGS)
 
 lint: build ## Check style and format
 	@$(BIN)/ruff check
@@ -73,8 +76,11 @@ demo-spark: spark-venv ## Take the tour of queues as DataFrames
 interop-venv: .venv-interop/.built ## Make .venv-interop, with the other implementation of the wire format
 	@true
 
+airflow-venv: .venv-airflow/.built ## Make .venv-airflow, with Airflow (about 350 MB)
+	@true
+
 clean: ## Remove everything made here
-	@rm -rf .venv .venv-bench-* .venv-interop bench/out build dist wheelhouse vendor *.egg-info
+	@rm -rf .venv .venv-bench-* .venv-interop .venv-airflow bench/out build dist wheelhouse vendor *.egg-info
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
 	@rm -f chasqui/_core/*.c chasqui/_core/*.so
 	@find bench chasqui tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
@@ -113,6 +119,12 @@ endef
 .venv-interop/.built: pyproject.toml | build
 	@$(call venv,.venv-interop)
 	@.venv-interop/bin/python $(PIP) install --editable '.[interop]'
+	@touch $@
+
+.venv-airflow/.built: pyproject.toml | build
+	@echo "Installing Airflow into .venv-airflow; the first time takes some minutes."
+	@$(call venv,.venv-airflow)
+	@.venv-airflow/bin/python $(PIP) install --editable '.[airflow]'
 	@touch $@
 
 define venv

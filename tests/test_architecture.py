@@ -26,7 +26,7 @@ RANK = {name: rank for rank, (names, _) in enumerate(LAYERS) for name in names}
 #: What does I/O.
 IO = frozenset(("connection", "blocking", "embedded", "topology"))
 #: Only these stand above the public facade, `chasqui/__init__.py`.
-ABOVE_FACADE = ("cli", "spark", "__main__")
+ABOVE_FACADE = ("cli", "spark", "integrations", "__main__")
 
 #: All that the core may import besides itself.
 CORE_IMPORTS = r"cython|cpython\.\w+|libc\.\w+|posix\.unistd|os|chasqui\._core\.\w+"
