@@ -93,6 +93,11 @@ class LogReader:
     def is_alive(self) -> bool:
         return self.alive_ms > 0
 
+    def __str__(self) -> str:
+        behind = f"{self.lag_ms / 1000:,.1f} s" if self.lag is None else f"{self.lag:,} entries"
+        lost = f", {self.lost:,} of them lost" if self.lost else ""
+        return f"{self.name}, {behind} behind{lost}{'' if self.is_alive else ', ended'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:

@@ -149,6 +149,20 @@ def archive(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on if events were lost, and count them.")
     ] = False,
+    reader: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The name it reads by, shown by doctor; its folder."),
+    ] = None,
+    hold: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="The most events that the stream may have for it."),
+    ] = 1_000_000,
+    lease: Annotated[
+        int | None,
+        typer.Option(
+            parser=duration_ms, metavar="TIME", help="How long events are held after its end; 60s."
+        ),
+    ] = None,
     master: Master = None,
     conf: Conf = None,
     redis_url: RedisUrl = None,
@@ -157,7 +171,8 @@ def archive(
     """Keep events for good, as Parquet by queue and day.
 
     Exit code 1 if events were trimmed before they were archived; --keep-going writes
-    down which, in the archive's folder `losses`.
+    down which, in the archive's folder `losses`. While it runs, and for the time of --lease after
+    that, events that it has not read are not trimmed.
 
     Example: chasqui spark archive --queue orders --to lake --follow
     """
@@ -166,6 +181,9 @@ def archive(
 
         archived = Archived()
         options = {**spark.server, "failOnDataLoss": not keep_going}
+        options |= {"readerHold": hold, "readerLease": (lease or 60_000) / 1000}
+        if reader is not None:
+            options["reader"] = reader
         query = start(
             spark.session,
             queue,

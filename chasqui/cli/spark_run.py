@@ -11,11 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from chasqui import retention
 from chasqui.blocking import BlockingConnection
 from chasqui.cli.output import show, show_all
 from chasqui.config import DEFAULT_URL, Endpoint
 from chasqui.errors import NotSupportedError
 from chasqui.keys import Keys
+from chasqui.retention import Log
 from chasqui.words import count
 
 if TYPE_CHECKING:
@@ -245,8 +247,10 @@ def server_facts(redis_url: str | None) -> str:
     for name in names:
         with on_queue(name, redis_url) as (connection, keys):
             row = describe(connection, keys, options.group)
+            kept = connection.run(retention.look(Log.events(keys)))
         if row["events_span_ms"]:
             seconds = row["events_span_ms"] / 1000
             spans.append(f"{name} keeps {row['events']:,} events of {seconds:,.0f} s")
+        spans += [f"{name} is read by {reader}" for reader in kept.readers]
     told = "; ".join(spans) or "no events yet"
     return f"{options.endpoint()}, {count(len(names), 'queue')}: {told}"

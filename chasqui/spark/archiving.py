@@ -6,6 +6,8 @@ A batch that was written whole is not written again: some of its events may be t
 """
 
 import json
+import os
+import re
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from chasqui.retention import MAX_READER_BYTES
 from chasqui.spark.losses import SCHEMA, Loss, due, losses_of
 from chasqui.spark.schemas import COLUMNS
 from chasqui.spark.verbs import follow
@@ -44,9 +47,11 @@ def archive(
     """Start to archive events of a queue (or several, with commas) into a folder.
 
     Ends when all that is there now is archived, unless `follow_on`. Its checkpoint is inside.
-    `on_batch(rows, losses)` is called when a batch is written.
+    `on_batch(rows, losses)` is called when a batch is written. Events that it has not read are not
+    trimmed while it lives (`readerHold`, `readerLease`), under the name of its folder unless
+    `reader` gives another; `reader=None` does without.
     """
-    options = {"startingOffsets": "earliest", **options}
+    options = {"startingOffsets": "earliest", "reader": reader_of(to), **options}
     events = follow(spark, "events", queue, **options)
 
     def write(df: "DataFrame", batch: int) -> None:
@@ -62,6 +67,13 @@ def archive(
     if follow_on:
         return writer.trigger(processingTime=f"{interval_s} seconds").start()
     return writer.trigger(availableNow=True).start()
+
+
+def reader_of(to: str) -> str:
+    """The name by which an archive reads events: its folder, wherever it is started from."""
+    place = re.sub(r"^(\w+://)[^/]*@", r"\1", to)  # without who may read it, and a password
+    name = f"archive {place if '://' in place else os.path.abspath(place)}"
+    return name if len(name.encode()) <= MAX_READER_BYTES else f"archive …{name[-60:]}"
 
 
 def write_batch(df: "DataFrame", batch: int, to: str) -> tuple[int, list[Loss] | None]:

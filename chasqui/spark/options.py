@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from chasqui.config import DEFAULT_URL, Endpoint
 from chasqui.keys import DEFAULT_GROUP
+from chasqui.retention import check_reader
 from chasqui.spark.values import (
     flag,
     names,
@@ -140,6 +141,19 @@ class Options:
     )
     fail_on_data_loss: bool = option(
         True, flag, "rs", "Fail if entries were trimmed unread; false goes on and counts them."
+    )
+    reader: str | None = option(
+        None,
+        check_reader,
+        "s",
+        "Events: the stable name of this query. While it lives, events that it has not read are "
+        "not trimmed, up to readerHold.",
+    )
+    reader_hold: int = option(
+        1_000_000, number(1), "s", "The most events that the stream may have for the reader's sake."
+    )
+    reader_lease: float = option(
+        60.0, seconds, "s", "How long events are held for a reader that ended or died."
     )
     payload_format: str = option(
         "raw", one_of("raw", "json", "struct"), "rsw", "raw msgpack, JSON text, or payloadSchema."
@@ -302,6 +316,11 @@ def _check_read(options: Options, use: str) -> None:
             f"table {options.table} cannot be followed as a stream: say table=events or table=dlq"
             + (", or mode=consume to take jobs as a worker does" if options.table == "jobs" else "")
         )
+    if options.reader is not None:
+        if options.table != "events" or options.mode == "consume":
+            raise OptionError("option reader: only a stream of table=events holds something back")
+        if options.reader_lease < 1:
+            raise OptionError("option readerLease: must be at least 1s")
     if options.mode == "consume":
         if options.table != "jobs":
             raise OptionError("mode=consume is for table=jobs")

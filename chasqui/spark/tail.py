@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from chasqui.blocking import BlockingConnection
 from chasqui.keys import Keys
 from chasqui.spark import ranges
+from chasqui.spark.hold import Hold
 from chasqui.spark.link import open_connection, queues_of
 from chasqui.spark.options import OptionError, Options
 from chasqui.spark.pace import Pace
@@ -54,10 +55,12 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         #: Per queue the walk over the batch after this one, done while Spark works on this one.
         self._ahead: dict[str, tuple[Place, int, Future[Walked]]] = {}
         self._walker: ThreadPoolExecutor | None = None
+        self._hold: Hold | None = None
         self._waiting_since_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connections": {}, "_marks": {}, "_ahead": {}, "_walker": None}
+        of_the_driver = dict.fromkeys(("_hold", "_walker"))
+        return {**self.__dict__, "_connections": {}, "_marks": {}, "_ahead": {}, **of_the_driver}
 
     # ── What Spark calls on the driver ──────────────────────────────────────────────────────────
 
@@ -68,6 +71,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             for queue in self._all():
                 place = self._start(queue)
                 self._initial[queue] = _written(place, {"since": place.ordinal})
+            self._read_up_to(self._initial)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -78,6 +82,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next batch; the start itself if there is none to be had."""
+        self._read_up_to(start)
         queues = self._all()
         most: int | None = None
         if not isinstance(limit, ReadAllAvailable):
@@ -104,6 +109,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """What the tasks of a batch read, in parts of counted size."""
+        self._read_up_to(start)
         options = self._options
         parts: list[InputPartition] = []
         for queue, until in end.items():
@@ -131,6 +137,9 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
 
     # ── What it calls in the tasks ──────────────────────────────────────────────────────────────
 
@@ -190,6 +199,15 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             head: Place = self._run(queue, ranges.head(self._stream(queue)))
             return head, {"since": head.ordinal}
         return Place(known["id"], known.get("n")), known
+
+    def _read_up_to(self, start: Offset) -> None:
+        """Spark begins its next batch here, so all before it is committed."""
+        if self._options.reader is None:
+            return
+        if self._hold is None:
+            self._hold = Hold(self._options)
+        for queue, known in start.items():
+            self._hold.read_up_to(queue, Place(known["id"], known.get("n")))
 
     def _plan(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
         """The walk over the next batch, which may have been done ahead, or a part of it."""

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from ulid import ULID
 
+from chasqui import retention
 from chasqui._core.envelope import decode_envelope, encode_envelope, encode_retry
 from chasqui._core.ulid import UlidFactory
 from chasqui.payload import encode
+from chasqui.retention import Log
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -258,6 +260,8 @@ def test_the_archive_holds_every_event_once(
     }
     kept = [row["entry_id"] for row in read_archive(spark, lake).collect()]
     assert sorted(kept) == sorted(there)
+    (reader,) = redis.connection.run(retention.look(Log.events(redis.keys))).readers
+    assert (reader.name, reader.lag) == (f"archive {lake}", 0)
     # Events of a later day, so that the days before can be compacted.
     redis("XADD", redis.keys.events, "*", "e", "active", "id", "x", "ts", START_MS + 90_000_000)
     archive(spark, queue_name, lake, **options).awaitTermination()
