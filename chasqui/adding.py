@@ -112,11 +112,14 @@ class Batch:
 
 @dataclass(slots=True)  # not frozen: one is made for each add, and to freeze takes as long again
 class Added:
-    """The outcome of an add: per job its id, and the job itself if the batch had data."""
+    """The outcome of an add: per job its id, and the job itself if the batch had data.
+
+    If it had none, `taken` is how many of the ids earlier jobs have."""
 
     ids: list[str]
     created_at_ms: int
     jobs: list[Job]
+    taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,9 +156,11 @@ class Plans:
             self._unless_full(reply, options)
         if not added.jobs:
             added.jobs = batch.jobs(added.ids, added.created_at_ms)
-        if batch.kinds is not None and added.jobs:
+        if batch.kinds is not None:
             flags = b"".join(replies)
-            if flags != b"1" * len(added.jobs):  # as they are made, all are new
+            if not added.jobs:
+                added.taken = flags.count(b"0")
+            elif flags != b"1" * len(added.jobs):  # as they are made, all are new
                 for job, flag in zip(added.jobs, flags, strict=True):
                     job.is_new = flag == ord("1")
         return added

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +14,11 @@ import typer
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
 from chasqui.cli.spark_demo import demo
+from chasqui.cli.spark_enqueue import enqueue
 from chasqui.cli.spark_run import (
     Archived,
+    Conf,
+    Master,
     Progress,
     SparkRun,
     events_of,
@@ -40,12 +42,6 @@ app.add_typer(txn_app, name="txn")
 
 Queues: TypeAlias = Annotated[
     str, typer.Option("--queue", "-q", metavar="QUEUE", help="The queue, or several with commas.")
-]
-Master: TypeAlias = Annotated[
-    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, …")
-]
-Conf: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")
 ]
 Archive: TypeAlias = Annotated[
     str | None,
@@ -95,46 +91,7 @@ def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def enqueue(
-    source: Annotated[
-        str, typer.Option("--from", metavar="FORMAT:PATH", help="parquet:, json:, csv: or orc:.")
-    ],
-    queue: Queues,
-    name: Annotated[str, typer.Option(help="The name of all jobs, unless a column says.")] = "",
-    txn: Annotated[
-        str | None, typer.Option(help="Names this write: run again, it is not written again.")
-    ] = None,
-    delivery: Annotated[str, typer.Option(help="exactly_once, at_least_once or dedup.")] = (
-        "exactly_once"
-    ),
-    master: Master = None,
-    conf: Conf = None,
-    redis_url: RedisUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Add every row of a data set as a job.
-
-    Example: chasqui spark enqueue --from parquet:orders/ --queue orders --txn orders-2026-01-31
-    """
-    kind, separator, path = source.partition(":")
-    if not separator or kind not in ("parquet", "json", "csv", "orc"):
-        raise ValueError("--from takes a format and a path, such as parquet:orders/")
-    with SparkRun(master, conf, redis_url) as spark:
-        from chasqui.spark import enqueue as add
-
-        reader = spark.session.read
-        if kind == "csv":
-            reader = reader.option("header", True).option("inferSchema", True)
-        df = reader.format(kind).load(path)
-        rows = df.count()
-        started_s = time.perf_counter()
-        options = {"delivery": delivery, "txnAppId": txn, "jobName": name or None}
-        with Progress(f"adding {count(rows, 'row')}", spark.tasks):
-            add(df, queue, **spark.server, **options)
-        seconds = time.perf_counter() - started_s
-    facts = {"rows": rows, "seconds": round(seconds, 2), "rows_per_s": round(rows / seconds)}
-    say(facts, as_json, f"added {count(rows, 'row')} in {seconds:.1f} s")
+app.command()(enqueue)
 
 
 @app.command()

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
 
 from chasqui import retention
 from chasqui.blocking import BlockingConnection
@@ -32,6 +34,13 @@ logger = logging.getLogger(__name__)
 URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
 #: How often to say how far a step is, where a line cannot be rewritten.
 _SAY_EVERY_S: Final = 10.0
+
+Master: TypeAlias = Annotated[
+    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, …")
+]
+Conf: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")
+]
 
 
 class SparkRun:

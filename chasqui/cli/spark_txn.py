@@ -1,13 +1,23 @@
-"""`chasqui spark txn`: exactly-once writes that were recorded, and what became of them."""
+"""`chasqui spark txn`: exactly-once writes, as recorded and as staged, and what became of them."""
 
-from typing import Annotated, TypeAlias
+import uuid
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
+from chasqui.blocking import BlockingConnection
+from chasqui.cli.known import tell
 from chasqui.cli.options import AsJson, RedisUrl, Yes
-from chasqui.cli.output import at_ms, show_all
-from chasqui.cli.spark_run import on_queue, say
-from chasqui.words import count
+from chasqui.cli.output import at_ms, show, show_all
+from chasqui.cli.queues import find_queues
+from chasqui.cli.spark_enqueue import Far, MaxBacklog, OnBacklog, interrupted
+from chasqui.cli.spark_run import Progress, on_queue, say
+from chasqui.errors import ChasquiError, NotSupportedError, QueueFullError
+from chasqui.keys import Keys, check_queue_name
+from chasqui.words import count, meant, near
+
+if TYPE_CHECKING:
+    from chasqui.spark.records import Record, Stage
 
 txn_app = typer.Typer(
     help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
@@ -16,38 +26,124 @@ txn_app = typer.Typer(
 OneQueue: TypeAlias = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
 AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, as listed.")]
 
+_COLUMNS: Final = (
+    "queue", "id", "epoch", "state", "recorded", "jobs", "left", "bytes", "quiet s"
+)  # fmt: skip
+#: A write that staged rows so lately is taken for one that still runs.
+_RUNNING_S: Final = 60
+
 
 @txn_app.command("list")
-def txn_list(queue: OneQueue, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
-    """List exactly-once writes into a queue, the unfinished ones with what they still hold.
+def txn_list(
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", "-q", help="The queue, or several with commas. Default: all."),
+    ] = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List exactly-once writes, the unfinished ones with what they still hold.
+
+    State `publishing`: recorded and not finished; resume it, or run it again.
+    State `staged`: a run has staged rows and recorded nothing. It still runs, or it
+    was killed: then the rows go when the write is done by another run, when they
+    expire, or when you discard them. `quiet s` is how long ago the last ones came.
 
     Example: chasqui spark txn list --queue orders
     """
-    from chasqui.spark import txn
+    from chasqui.spark import records
 
-    with on_queue(queue, redis_url) as (connection, keys):
-        records = connection.run(txn.list_records(keys))
-    rows = [
-        (one.app_id, one.epoch, one.state, at_ms(one.at_s * 1000), one.jobs, one.left)
-        for one in records
-    ]
-    columns = ("id", "epoch", "state", "recorded", "jobs", "left")
-    show_all(columns, rows, as_json=as_json, nothing="no writes")
+    rows: list[tuple[Any, ...]] = []
+    for name in _queues(queue, redis_url):
+        with on_queue(name, redis_url) as (connection, keys):
+            for app_id in connection.run(records.find_writes(keys)):
+                record = connection.run(records.read_record(keys, app_id))
+                if record is not None:
+                    rows.append((name, *_recorded(record)))
+                rows += ((name, *one) for one in _staged(_stages(connection, keys, app_id)))
+    spare = ("recorded", "bytes") if queue else ("recorded",)
+    show_all(_COLUMNS, rows, as_json=as_json, nothing="no writes", spare=spare)
+
+
+def _queues(queue: str | None, redis_url: str | None) -> list[str]:
+    if queue is not None:
+        return [check_queue_name(name.strip()) for name in queue.split(",")]
+    with on_queue("spark", redis_url) as (connection, _):
+        if connection.endpoint.kind == "cluster":
+            raise NotSupportedError("a cluster has no one list of its keys: name the queue")
+        return sorted(connection.run(find_queues(by_any_key=True)))
+
+
+def _recorded(record: "Record") -> tuple[Any, ...]:
+    at = at_ms(record.at_s * 1000)
+    return record.app_id, record.epoch, record.state, at, record.jobs, record.left, None, None
+
+
+def _stages(connection: BlockingConnection, keys: Keys, app_id: str) -> "list[Stage]":
+    from chasqui.spark.records import read_stages
+
+    return connection.run(read_stages(keys, app_id))
+
+
+def _staged(stages: "list[Stage]") -> list[tuple[Any, ...]]:
+    """What the tasks of a write have staged, a row for each of its epochs."""
+    by_epoch: dict[int | None, list[Stage]] = {}
+    for stage in stages:
+        by_epoch.setdefault(stage.epoch, []).append(stage)
+    rows = []
+    for epoch, of in by_epoch.items():
+        jobs, quiet_s = sum(one.jobs for one in of), min(one.quiet_s for one in of)
+        sizes = [one.size for one in of if one.size is not None]
+        size = sum(sizes) if len(sizes) == len(of) else None
+        rows.append((of[0].app_id, epoch, "staged", None, jobs, jobs, size, quiet_s))
+    return rows
 
 
 @txn_app.command("resume")
 def txn_resume(
-    queue: OneQueue, app_id: AppId, redis_url: RedisUrl = None, as_json: AsJson = False
+    queue: OneQueue,
+    app_id: AppId,
+    max_backlog: MaxBacklog = None,
+    on_backlog: OnBacklog = "wait",
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Publish what an interrupted write had recorded.
 
     Example: chasqui spark txn resume --queue orders orders-2026-01-31
     """
+    from chasqui.spark.backlog import Backlog
+    from chasqui.spark.options import Options
     from chasqui.spark.txn import Transaction
 
+    given = {"queue": queue, "onBacklog": on_backlog}
+    if max_backlog is not None:
+        given["maxBacklog"] = str(max_backlog)
+    options = Options.parse(given, "w")
     with on_queue(queue, redis_url) as (connection, keys):
-        moved = Transaction(connection, keys, app_id, max_backlog=2**53).resume()
-    say({"published": moved}, as_json, f"published {count(moved, 'job')}")
+        record = _find(connection, keys, app_id, as_json)
+        far = Far(options, redis_url)
+        write = Transaction(
+            connection, keys, app_id, uuid.uuid4().hex, Backlog.of(options, queue), far.tell
+        )
+        try:
+            with Progress("publishing", far):
+                done = write.resume()
+        except KeyboardInterrupt:
+            interrupted("run the same command again to go on", as_json)
+        except QueueFullError as error:
+            raise ChasquiError(f"{error}; run the same command again to go on") from error
+    if done is not None:
+        told = f"published {count(done.added, 'job')}"
+        if done.found:
+            told += f"; {done.found:,} of {done.added + done.found:,} were published before"
+        say({"published": done.added, "found": done.found}, as_json, told)
+    elif record is None:
+        told = "nothing of it was recorded: run it again, or discard what it has staged"
+        say({"published": 0, "found": 0}, as_json, told)
+    else:
+        told = f"nothing is left to publish: {count(record.jobs, 'job')} were published before"
+        say({"published": 0, "found": record.jobs}, as_json, told)
 
 
 @txn_app.command("discard")
@@ -55,22 +151,57 @@ def txn_discard(
     queue: OneQueue,
     app_id: AppId,
     yes: Yes = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also of a write that seems to be running.")
+    ] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Forget a write and drop what it has staged; what it has published stays.
 
+    A write that staged rows in the last minute still runs, so it is left alone. One
+    that is done is forgotten: the same version can be written again.
+
     Example: chasqui spark txn discard --queue orders orders-2026-01-31 --yes
     """
-    from chasqui.spark import txn
+    from chasqui.spark.backlog import Backlog
+    from chasqui.spark.txn import Transaction
 
     with on_queue(queue, redis_url) as (connection, keys):
-        record = connection.run(txn.read_record(keys, app_id))
-        if record is None:
-            say({"dropped": 0, "selected": 0}, as_json, "not found")
-            raise typer.Exit(1)
+        record = _find(connection, keys, app_id, as_json)
+        stages = _stages(connection, keys, app_id)
+        quiet_s = min((one.quiet_s for one in stages), default=_RUNNING_S)
+        if quiet_s < _RUNNING_S and not force:
+            raise ChasquiError(
+                f"{app_id} staged rows {quiet_s} s ago, so it still runs: wait until it ends, or "
+                "add --force, and it will fail"
+            )
         if yes:
-            txn.Transaction(connection, keys, app_id, max_backlog=1).discard()
-    left = count(record.left, "job")
-    facts = {"dropped": record.left if yes else 0, "selected": record.left}
-    say(facts, as_json, f"dropped {left}" if yes else f"would drop {left}; add --yes to do it")
+            backlog = Backlog(queue, 1, waits=False)
+            Transaction(connection, keys, app_id, uuid.uuid4().hex, backlog).discard()
+    left = sum(one.jobs for one in stages) + (0 if record is None else record.left)
+    facts = {"dropped": left if yes else 0, "selected": left}
+    if record is not None and record.state == "done" and not stages:
+        told = "forgot" if yes else "would forget"
+        told += " that it was written" + ("" if yes else "; add --yes to do it")
+    else:
+        jobs = count(left, "job")
+        told = f"dropped {jobs}" if yes else f"would drop {jobs}; add --yes to do it"
+    say(facts, as_json, told)
+
+
+def _find(
+    connection: BlockingConnection, keys: Keys, app_id: str, as_json: bool
+) -> "Record | None":
+    """The record of a write, None if it is only staged; ends the command if there is neither."""
+    from chasqui.spark import records
+
+    record = connection.run(records.read_record(keys, app_id))
+    if record is not None or _stages(connection, keys, app_id):
+        return record
+    others = near(app_id, connection.run(records.find_writes(keys)))
+    if as_json:
+        facts = {"queue": keys.queue, "id": app_id, "found": False, "near": others}
+        show(facts, as_json=True)
+    tell(f"queue {keys.queue} has no write {app_id}{meant(others)}")
+    raise typer.Exit(1)

@@ -1,12 +1,12 @@
 -- spark_publish: move a staged chunk of jobs to where they belong.
 -- KEYS  1 record of the write   2 stage (hash: number to chunk)   3 stream   4 delayed set   5 wake list
--- ARGV  1 epoch   2 number of the chunk   3 most jobs that may wait in the stream
+-- ARGV  1 epoch   2 number of the chunk   3 most jobs that may wait in the stream   4 the run that asks
 -- A chunk is, in msgpack: a name or one for each job, a due time (ms; 0 for now) or one for each, the
 -- envelopes. What was moved leaves '' behind: sent twice, the second one finds nothing to move.
--- Returns {jobs moved, 1 if some of the chunk are left, jobs in the stream}; {-1} if the record is not
--- publishing this epoch any more; {-2} if the chunk is gone.
+-- Returns {jobs moved, 1 if some of the chunk are left, jobs in the stream, jobs left of the write};
+-- {-1} if the record is not publishing this epoch any more; {-2} if the chunk is gone.
 -- The copy is made before the original goes: if it cannot be made, the script ends there.
-local record = redis.call('HMGET', KEYS[1], 'epoch', 'state')
+local record = redis.call('HMGET', KEYS[1], 'epoch', 'state', 'left')
 if record[1] ~= ARGV[1] or record[2] ~= 'publishing' then
   return {-1}
 end
@@ -17,7 +17,7 @@ if not chunk then
 end
 local depth, most = redis.call('XLEN', stream), tonumber(ARGV[3])
 if chunk == '' then
-  return {0, 0, depth}
+  return {0, 0, depth, tonumber(record[3])}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -76,9 +76,10 @@ if moved > 0 then
   end
   call('HSET', KEYS[2], ARGV[2], rest)
   call('HINCRBY', KEYS[1], 'left', -moved)
+  call('HINCRBY', KEYS[1], 'by:' .. ARGV[4], moved)
 end
 if rings and call('EXISTS', KEYS[5]) == 0 then
   call('LPUSH', KEYS[5], '1')
   call('EXPIRE', KEYS[5], 60)
 end
-return {moved, moved < size and 1 or 0, depth}
+return {moved, moved < size and 1 or 0, depth, record[3] - moved}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from chasqui.spark.sessions import session as session
     from chasqui.spark.signatures import triage as triage
     from chasqui.spark.signatures import with_signature as with_signature
+    from chasqui.spark.sink import Enqueued as Enqueued
     from chasqui.spark.source import ChasquiDataSource as ChasquiDataSource
     from chasqui.spark.source import register as register
     from chasqui.spark.verbs import enqueue as enqueue
@@ -38,6 +39,7 @@ _NAMES = {
     "reports": ("gather",),
     "rollups": ("funnel", "merge", "rollup", "waits", "with_percentiles"),
     "sessions": ("session",),
+    "sink": ("Enqueued",),
     "source": ("ChasquiDataSource", "register"),
     "signatures": ("triage", "with_signature"),
     "verbs": ("enqueue", "follow", "read", "replay", "with_results"),

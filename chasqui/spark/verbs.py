@@ -1,12 +1,15 @@
 """What one does to queues from a DataFrame: read, enqueue, replay, look up results."""
 
+import contextlib
+import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from chasqui import dlq
+from chasqui.errors import ChasquiError
 from chasqui.keys import Keys
 from chasqui.plans import Plans
 from chasqui.spark.batch import fetch_results
@@ -15,6 +18,10 @@ from chasqui.spark.options import OptionError, Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from chasqui.spark.sink import BatchWriter, Enqueued
+    from chasqui.spark.tasks import Written
+    from chasqui.spark.txn import Step
 
 #: Jobs that one script call moves.
 CHUNK: Final = 250
@@ -49,12 +56,51 @@ def _loaded(reader: Any, table: str, queue: str | None, options: dict[str, Any])
     return reader.options(**given).load()
 
 
-def enqueue(df: "DataFrame", queue: str | None = None, **options: Any) -> None:
-    """Add every row as a job, exactly once unless `delivery` says otherwise."""
+def enqueue(
+    df: "DataFrame",
+    queue: str | None = None,
+    *,
+    on_progress: "Callable[[Step], None] | None" = None,
+    **options: Any,
+) -> "Enqueued":
+    """Add every row as a job, exactly once unless `delivery` says otherwise; what was done.
+
+    With `txnAppId` a write that is done already is not read again, and one that an earlier run left
+    half done is finished. Tasks run in Spark; what they staged is published from here, and
+    `on_progress` is told how far that is.
+    """
+    from chasqui.spark.sink import BatchWriter, finish_earlier
+
     given = {name: _text(value) for name, value in options.items() if value is not None}
     if queue is not None:
         given["queue"] = queue
-    df.write.format("chasqui").options(**given).mode("append").save()
+    checked = Options.parse(given, "w")
+    writer = BatchWriter(checked, df.schema)
+    if (done := finish_earlier(checked, on_progress)) is not None:
+        return done
+    try:
+        messages = _written(df, writer)
+    except BaseException:
+        with contextlib.suppress(ChasquiError, OSError):  # what went wrong first is what is told
+            writer.abandon()
+        raise
+    try:
+        return writer.commit(messages, on_progress)
+    except BaseException:
+        with contextlib.suppress(ChasquiError, OSError):
+            writer.abort(messages)
+        raise
+
+
+def _written(df: "DataFrame", writer: "BatchWriter") -> list["Written"]:
+    """What each task of a write did."""
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        message = pickle.dumps(writer.write(batches))
+        yield pa.RecordBatch.from_pydict({"message": [message]})
+
+    rows = df.mapInArrow(write, "message binary").collect()
+    return [pickle.loads(row["message"]) for row in rows]
 
 
 def replay(

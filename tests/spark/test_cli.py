@@ -76,13 +76,13 @@ def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, qu
         ("two", "publishing", 30),
     ]
     ran = call(*txn, "resume", "--queue", queue_name, "one", url=redis_86.url)
-    assert ran.out == "published 20 jobs\n"
+    assert ran.out == "published 20 jobs; 10 of 30 were published before\n"
     ran = call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url)
     assert ran.out == "would drop 30 jobs; add --yes to do it\n"
     ran = call(*txn, "discard", "--queue", queue_name, "two", "--json", url=redis_86.url)
     assert ran.json == {"dropped": 0, "selected": 30}
     ran = call(*txn, "resume", "--queue", queue_name, "one", "--json", url=redis_86.url)
-    assert ran.json == {"published": 0}
+    assert ran.json == {"published": 0, "found": 30}
     ran = call(*txn, "discard", "--queue", queue_name, "two", "--yes", url=redis_86.url)
     assert ran.out == "dropped 30 jobs\n"
     assert call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url).code == 1
@@ -109,9 +109,10 @@ def test_the_tour_by_hand(spark: Any, redis_86: Server, queue_name: str, tmp_pat
     url, redis = redis_86.url, Redis(redis_86.url, queue_name)
     q = ("--queue", queue_name)
     spark.range(50).selectExpr("id as n", "'mail' as name").write.parquet(str(tmp_path / "rows"))
-    for _ in range(2):  # under a name, so that the second run adds nothing
+    for added in (50, 0):  # under a name, so that the second run adds nothing
         words = ("enqueue", "--from", f"parquet:{tmp_path / 'rows'}", *q, "--txn", "t", "--json")
-        assert call("spark", *words, url=url).json["rows"] == 50
+        told = call("spark", *words, url=url).json
+        assert (told["rows"], told["added"], told["already"]) == (50, added, added == 0)
     assert redis("XLEN", redis.keys.stream) == 50
 
     events = make_events(100)
