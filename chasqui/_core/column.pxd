@@ -1,5 +1,6 @@
 cimport cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 
 cdef enum Kind:
     TEXT                        # UTF-8
@@ -40,3 +41,36 @@ cdef class Column:
 cdef char* reserve(Block* block, Py_ssize_t size) except NULL
 cdef bytes take_block(Block* block)
 cdef bytes mended(const char* text, Py_ssize_t size)
+
+
+cdef inline bint is_ascii(const char* text, Py_ssize_t size) noexcept nogil:
+    cdef uint64_t word, seen = 0
+    cdef Py_ssize_t i = 0
+    while i + 8 <= size:
+        memcpy(&word, text + i, 8)
+        seen |= word
+        i += 8
+    while i < size:
+        seen |= <unsigned char>text[i]
+        i += 1
+    return seen & <uint64_t>0x8080808080808080 == 0
+
+
+cdef inline bint read_number(const char* text, Py_ssize_t size, int64_t* number) noexcept nogil:
+    """Whether a text is a decimal of 64 bits, and which."""
+    cdef Py_ssize_t i = 0
+    cdef uint64_t value = 0
+    cdef bint is_negative = size > 1 and text[0] == c'-'
+    if is_negative:
+        i = 1
+    if size - i < 1 or size - i > 19:
+        return False
+    while i < size:
+        if not c'0' <= text[i] <= c'9':
+            return False
+        value = value * 10 + <uint64_t>(text[i] - c'0')
+        i += 1
+    if value > <uint64_t>0x7FFFFFFFFFFFFFFF:
+        return False
+    number[0] = -<int64_t>value if is_negative else <int64_t>value
+    return True

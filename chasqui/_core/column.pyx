@@ -3,7 +3,7 @@
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memset
 
 
@@ -175,39 +175,6 @@ cdef class Column:
 cdef bytes mended(const char* text, Py_ssize_t size):
     """A text, with replacement characters for what is no UTF-8."""
     return text[:size].decode("utf-8", "replace").encode()
-
-
-cdef inline bint is_ascii(const char* text, Py_ssize_t size) noexcept nogil:
-    cdef uint64_t word, seen = 0
-    cdef Py_ssize_t i = 0
-    while i + 8 <= size:
-        memcpy(&word, text + i, 8)
-        seen |= word
-        i += 8
-    while i < size:
-        seen |= <unsigned char>text[i]
-        i += 1
-    return seen & <uint64_t>0x8080808080808080 == 0
-
-
-cdef inline bint read_number(const char* text, Py_ssize_t size, int64_t* number) noexcept nogil:
-    """Whether a text is a decimal of 64 bits, and which."""
-    cdef Py_ssize_t i = 0
-    cdef uint64_t value = 0
-    cdef bint is_negative = size > 1 and text[0] == c'-'
-    if is_negative:
-        i = 1
-    if size - i < 1 or size - i > 19:
-        return False
-    while i < size:
-        if not c'0' <= text[i] <= c'9':
-            return False
-        value = value * 10 + <uint64_t>(text[i] - c'0')
-        i += 1
-    if value > <uint64_t>0x7FFFFFFFFFFFFFFF:
-        return False
-    number[0] = -<int64_t>value if is_negative else <int64_t>value
-    return True
 
 
 cdef inline int64_t ulid_ms(const char* text, Py_ssize_t size) noexcept nogil:

@@ -16,26 +16,6 @@ from chasqui._core.msgpack cimport (
 )
 
 
-cdef enum Kind:                 # in this order: numbers, runs of bytes, short texts, what has columns inside
-    NOTHING                     # no row has a value
-    BOOL
-    INT8
-    INT16
-    INT32
-    INT64
-    FLOAT
-    DOUBLE
-    TEXT
-    BINARY
-    DATE                        # days, int32
-    MOMENT                      # microseconds UTC
-    LOCAL                       # microseconds of no zone
-    CLOCK                       # nanoseconds of the day
-    DECIMAL                     # 128 bits
-    LIST
-    MAP
-    STRUCT
-
 cdef enum:
     NUMBER_BYTES = 9            # the most that a number or a header takes
     INTEGER_CHARS = 20          # the most that a number of 64 bits takes as text

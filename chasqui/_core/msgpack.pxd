@@ -1,4 +1,4 @@
-# The little of msgpack that envelopes need, bounds-checked, as inline functions: each read takes the
+# The little of msgpack that envelopes and columns need, bounds-checked, as inline functions: each read takes the
 # offset to read at and gives the offset behind, or -1 with the fault set; each put writes the shortest form.
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -216,6 +216,95 @@ cdef inline Py_ssize_t skip_value(const unsigned char* data, Py_ssize_t at, Py_s
         if count > <uint64_t>(size - at):
             return refuse(fault, "promises more bytes than are left", start)
         at += <Py_ssize_t>count
+
+
+# ── Reading what was found whole ─────────────────────────────────────────────────────────────────
+
+cdef enum Found:                # what the bytes at a place are
+    NO
+    WHOLE
+    TOO_LARGE                   # a whole number beyond 63 bits
+    REAL
+    STR
+    BIN
+    ARRAY
+    PAIRS
+
+
+cdef inline int run_at(const unsigned char* data, Py_ssize_t* at, Py_ssize_t* size) noexcept nogil:
+    """STR or BIN, with `at` moved to its bytes; else NO."""
+    cdef unsigned char head = data[at[0]]
+    cdef int width
+    if head & 0xE0 == 0xA0:
+        size[0] = head & 0x1F
+        at[0] += 1
+        return STR
+    if 0xD9 <= head <= 0xDB:
+        width = 1 << (head - 0xD9)
+    elif 0xC4 <= head <= 0xC6:
+        width = 1 << (head - 0xC4)
+    else:
+        return NO
+    size[0] = <Py_ssize_t>big_endian(data + at[0] + 1, width)
+    at[0] += 1 + width
+    return STR if head >= 0xD9 else BIN
+
+
+cdef inline int many_at(const unsigned char* data, Py_ssize_t* at, Py_ssize_t* count) noexcept nogil:
+    """ARRAY or PAIRS, with `at` moved to the first inside; else NO."""
+    cdef unsigned char head = data[at[0]]
+    cdef int width
+    if head & 0xE0 == 0x80:
+        count[0] = head & 0x0F
+        at[0] += 1
+        return ARRAY if head & 0x10 else PAIRS
+    if not 0xDC <= head <= 0xDF:
+        return NO
+    width = 4 if head & 1 else 2
+    count[0] = <Py_ssize_t>big_endian(data + at[0] + 1, width)
+    at[0] += 1 + width
+    return ARRAY if head <= 0xDD else PAIRS
+
+
+cdef inline int number_at(const unsigned char* data, Py_ssize_t* at, int64_t* whole, double* real) noexcept nogil:
+    """WHOLE, TOO_LARGE or REAL, with `at` moved behind it; else NO. `real` is set for each of them."""
+    cdef unsigned char head = data[at[0]]
+    cdef uint64_t bits
+    cdef uint32_t short_bits
+    cdef float small
+    cdef int width
+    if head < 0x80 or head >= 0xE0:
+        whole[0] = <int8_t>head
+        at[0] += 1
+    elif head == 0xCA:
+        short_bits = <uint32_t>big_endian(data + at[0] + 1, 4)
+        memcpy(&small, &short_bits, 4)
+        real[0] = small
+        at[0] += 5
+        return REAL
+    elif head == 0xCB:
+        bits = big_endian(data + at[0] + 1, 8)
+        memcpy(real, &bits, 8)
+        at[0] += 9
+        return REAL
+    elif 0xCC <= head <= 0xD3:
+        width = 1 << ((head - 0xCC) & 3)
+        bits = big_endian(data + at[0] + 1, width)
+        at[0] += 1 + width
+        if head == 0xCF and bits >> 63:
+            real[0] = <double>bits
+            return TOO_LARGE
+        whole[0] = <int64_t>bits
+        if head == 0xD0:
+            whole[0] = <int8_t>bits
+        elif head == 0xD1:
+            whole[0] = <int16_t>bits
+        elif head == 0xD2:
+            whole[0] = <int32_t>bits
+    else:
+        return NO
+    real[0] = <double>whole[0]
+    return WHOLE
 
 
 # ── Writing ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""The forms of Spark's types in a payload: which there are, and columns as the core packs them.
+"""The forms of Spark's types in a payload: which there are, and columns as the core takes them.
 
 A payload is msgpack with keys that are text or bytes. Dates and times are ISO 8601 text, decimals
 text, structs maps by the names of their fields; docs/spark.md has the table. Types without a form
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types
+from pyspark.sql.pandas.types import to_arrow_type
 
 from chasqui.payload import MAX_DEPTH
 from chasqui.spark.options import OptionError
 
 if TYPE_CHECKING:
     from chasqui._core.maps import Kind, Source
+    from chasqui._core.typed import Shape, Unpacked
 
 _INTEGERS: Final = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _TIMES: Final = (types.DateType, types.TimestampType, types.TimestampNTZType, types.TimeType)
@@ -119,3 +121,43 @@ def source_of(name: str, column: Any) -> "Source":
     if kind == "decimal":
         return *head, rest[0], None, column.type.scale
     return *head, rest[0] if rest else None, None
+
+
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def shape_of(name: str, kind: types.DataType, is_nullable: bool = True) -> "Shape":
+    """A type as the core takes it to read values of it."""
+    inside: list[Shape] = []
+    precision, scale = 0, 0
+    expected = kind.simpleString()
+    if isinstance(kind, types.StructType):
+        inside = [shape_of(one.name, one.dataType, one.nullable) for one in kind.fields]
+        expected = "struct"
+    elif isinstance(kind, types.ArrayType):
+        inside = [shape_of("element", kind.elementType, kind.containsNull)]
+        expected = "array"
+    elif isinstance(kind, types.MapType):
+        values = shape_of("value", kind.valueType, kind.valueContainsNull)
+        inside = [shape_of("key", kind.keyType, False), values]
+        expected = "map"
+    elif isinstance(kind, types.DecimalType):
+        precision, scale = kind.precision, kind.scale
+    arrow = to_arrow_type(kind, timezone="UTC")
+    return name, kind_of(arrow), expected, is_nullable, precision, scale, inside
+
+
+def array_of(kind: Any, unpacked: "Unpacked") -> Any:
+    """An array of what the core has read; nothing is copied."""
+    rows, buffers, inside = unpacked
+    if pa.types.is_map(kind):
+        pairs = pa.struct([kind.key_field, kind.item_field])
+        children = [array_of(pairs, (inside[0][0], [None], inside))]
+    elif pa.types.is_list(kind):
+        children = [array_of(kind.value_type, inside[0])]
+    elif pa.types.is_struct(kind):
+        children = [array_of(one.type, part) for one, part in zip(kind, inside, strict=True)]
+    else:
+        children = None
+    lent = [None if one is None else pa.py_buffer(one) for one in buffers]
+    return pa.Array.from_buffers(kind, rows, lent, children=children)

@@ -165,7 +165,8 @@ class Options:
         "PERMISSIVE",
         one_of("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
         "rs",
-        "What to do with entries that cannot be read: keep their bytes in _corrupt, drop, fail.",
+        "What to do with entries that cannot be read or do not fit payloadSchema: keep their "
+        "bytes in _corrupt, drop, fail.",
     )
     include_pending: bool = option(
         False, flag, "r", "Jobs: who holds them. Adds consumer, deliveries, idle_ms."

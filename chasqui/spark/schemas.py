@@ -5,6 +5,7 @@ from typing import Any, Final
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from chasqui.spark.forms import check_form
 from chasqui.spark.options import OptionError, Options
 
 _RETRY = (
@@ -110,6 +111,8 @@ def check_subset(schema: StructType, options: Options) -> None:
                 f"column {field.name!r} of table {options.table} is {columns[field.name]}, "
                 f"and the schema that was given says {field.dataType.simpleString()}"
             )
+        if is_shaped:
+            check_form(field.name, field.dataType)
 
 
 def arrow_schema(schema: StructType) -> Any:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from chasqui._core.typed import unpack_column
 from chasqui.errors import ChasquiError, PayloadError
 from chasqui.payload import decode
+from chasqui.spark.forms import array_of, shape_of
 from chasqui.spark.options import Options
 from chasqui.spark.schemas import PAYLOADS, arrow_schema
 
 _ANY_SIZE = 1 << 40
-_DOES_NOT_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class CorruptEntryError(ChasquiError):
@@ -58,6 +59,8 @@ class Shaper:
         self._format = options.payload_format
         self._parse_mode = options.parse_mode
         self._payload = PAYLOADS[options.table]
+        if self._format == "struct" and self._payload in schema.names:
+            self._shape = shape_of(self._payload, schema[self._payload].dataType)
 
     @property
     def decodes_payloads(self) -> bool:
@@ -100,36 +103,27 @@ class Shaper:
     def _payloads(self, rows: JobRows, kind: Any) -> Any:
         if self._format == "raw":
             return rows.payloads
-        values: list[Any] = rows.payloads.to_pylist()
-        for i, data in enumerate(values):
-            if data is not None:
-                values[i] = self._shaped(data, rows, i)
-        try:
-            return pa.array(values, kind)
-        except _DOES_NOT_FIT:
-            return self._one_by_one(values, kind, rows)
+        if self._format == "json":
+            texts = [self._json(data, rows, i) for i, data in enumerate(rows.payloads.to_pylist())]
+            return pa.array(texts, kind)
+        payloads = rows.payloads
+        bitmap, ends, values = payloads.buffers()
+        unpacked, reasons = unpack_column(
+            self._shape, len(payloads), payloads.offset, bitmap, ends, values
+        )
+        for row, reason in reasons.items():
+            rows.spoil(row, reason)
+        return array_of(kind, unpacked)
 
-    def _shaped(self, data: bytes, rows: JobRows, row: int) -> Any:
+    def _json(self, data: bytes | None, rows: JobRows, row: int) -> str | None:
+        if data is None:
+            return None
         try:
             value = decode(data, max_bytes=_ANY_SIZE)
-            if self._format == "json":
-                return json.dumps(value, ensure_ascii=False, default=_json_of)
+            return json.dumps(value, ensure_ascii=False, default=_json_of)
         except (PayloadError, TypeError, ValueError) as error:
             rows.spoil(row, f"{self._payload}: {error}")
             return None
-        if not isinstance(value, dict):
-            rows.spoil(row, f"{self._payload}: expected a map, got {type(value).__name__}")
-            return None
-        return value
-
-    def _one_by_one(self, values: list[Any], kind: Any, rows: JobRows) -> Any:
-        for i, value in enumerate(values):
-            try:
-                pa.array([value], kind)
-            except _DOES_NOT_FIT as error:
-                values[i] = None
-                rows.spoil(i, f"{self._payload}: {error}")
-        return pa.array(values, kind)
 
 
 def _array(name: str, kind: Any, queue: str, rows: JobRows) -> Any:

@@ -63,6 +63,51 @@ def test_what_is_written_is_read(spark: Any, each_server: Server, queue_name: st
     assert jobs.select("payload.n").distinct().count() == 5000
 
 
+EVERY_TYPE = """
+    id % 2 = 0 as flag, cast(id as tinyint) as tiny, cast(id as smallint) as short,
+    cast(id as int) as whole, id as long, cast(id / 3 as float) as small,
+    if(id = 1, double('NaN'), -double('inf')) as real, concat('ü', id) as text,
+    cast(concat('b', id) as binary) as data, date_add(date'0001-01-01', cast(id as int)) as day,
+    timestamp'1969-12-31 23:59:59.999999 UTC' as at, timestamp_ntz'9999-12-31 23:59:59.5' as local,
+    cast(id / 7 as decimal(10, 2)) as price, cast('1e-38' as decimal(38, 38)) as exact,
+    array(id, null) as list, map(cast(id as int), 'x') as numbered,
+    map(date'2026-11-18', array(decimal(1.5)), date'1582-10-15', null) as dated,
+    named_struct('in', named_struct('at', timestamp'2026-11-18 03:16:03+02:00', 'n', id)) as deep,
+    array(named_struct('sku', 'a', 'at', timestamp_ntz'2026-11-18 03:16:03')) as items,
+    if(id = 2, null, named_struct('a', 1)) as maybe
+"""
+
+
+def test_every_type_comes_back_as_it_was(spark: Any, redis_86: Server, queue_name: str):
+    df = spark.sql(f"SELECT {EVERY_TYPE} FROM range(3)")
+    df.write.format("chasqui").options(url=redis_86.url, queue=queue_name).mode("append").save()
+    jobs = reader(
+        spark, redis_86, payloadSchema=df._jdf.schema().toDDL(), parseMode="FAILFAST"
+    ).load(queue_name)
+    back = jobs.select("payload.*")
+    assert back.dtypes == df.dtypes
+    assert repr(back.orderBy("long").collect()) == repr(df.orderBy("long").collect())
+
+
+@pytest.mark.parametrize(
+    ("column", "ddl", "what"),
+    [
+        ("parse_json('{}')", "v variant", "variant"),
+        ("interval '1' day", "v interval day", "interval day"),
+        ("array(interval '1' month)", "v array<interval month>", "interval month"),
+    ],
+)
+def test_a_type_that_no_payload_can_hold_is_refused(
+    spark: Any, redis_86: Server, queue_name: str, column: str, ddl: str, what: str
+):
+    writer = spark.range(3).selectExpr(f"{column} as v").write.format("chasqui")
+    with pytest.raises(Exception, match=f"column v.*: a payload cannot hold {what}"):
+        writer.options(url=redis_86.url, queue=queue_name).mode("append").save()
+    assert Redis(redis_86.url, queue_name).spark_keys() == []
+    with pytest.raises(Exception, match=f"column payload.v.*: a payload cannot hold {what}"):
+        reader(spark, redis_86, payloadSchema=ddl).load(queue_name).count()
+
+
 def test_every_table_can_be_asked_for(spark: Any, redis_86: Server, queue_name: str):
     redis = Redis(redis_86.url, queue_name)
     fill(redis_86.url, queue_name, 100)

@@ -183,7 +183,7 @@ def test_whoever_reads_is_told_why_a_row_is_corrupt():
     told = {
         "1001-0": "envelope: an envelope has at least 4 elements (at byte 0)",
         "1002-0": "the entry holds no envelope",
-        "1004-0": "payload: expected a map, got list",
+        "1004-0": "payload: expected struct, got list",
     }
     page = entries(*PAGE, [b"d", encode_envelope("job-3", msgpack.packb(["no", "map"]), 1)])
     for mode in ("PERMISSIVE", "DROPMALFORMED"):
