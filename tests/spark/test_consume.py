@@ -1,5 +1,6 @@
 """A queue consumed as a stream: every job processed, none left pending, none acked unseen."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from chasqui import NotSupportedError
+from chasqui import Job, NotSupportedError, Worker
 from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
 from chasqui.spark.shaping import CorruptEntryError
@@ -195,6 +196,38 @@ def test_what_a_worker_has_reclaimed_is_neither_read_nor_acked(
     reader.commit(end)
     assert pending(redis) == 5
     assert redis("XLEN", redis.keys.stream) == 5
+
+
+def test_workers_run_the_jobs_of_a_driver_that_died(each_server: Server, queue_name: str):
+    """Its batch was computed five times, and all of its jobs have deliveries left."""
+    redis = Redis(each_server.url, queue_name)
+    with Queue(queue_name, redis_url=each_server.url) as producer:
+        producer.add_bulk([{"name": "m", "data": n, "attempts": 3} for n in range(300)])
+    dead = consume_reader(each_server.url, queue_name)
+    start = dead.initialOffset()
+    end, _ = step(dead, start)
+    for _ in range(4):
+        rows_between(dead, start, end)
+    dead.stop()
+    ran = set[int]()
+
+    async def run() -> None:
+        all_ran = asyncio.Event()
+
+        async def handler(job: Job) -> None:
+            ran.add(job.data)
+            if len(ran) == 300:
+                all_ran.set()
+
+        worker = Worker(queue_name, handler, redis_url=each_server.url, claim_min_idle_ms=300)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(30), worker:
+            await all_ran.wait()
+        await running
+
+    asyncio.run(run())
+    assert (len(ran), redis("XLEN", redis.keys.dlq)) == (300, 0)
+    assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0)
 
 
 def test_what_others_hold_fails_no_query(each_server: Server, queue_name: str):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from chasqui._core.envelope import decode_envelope
@@ -72,6 +73,15 @@ def fields(redis: Redis) -> Iterator[dict[bytes, bytes]]:
         after = f"({page[-1][0].decode()}"
 
 
+def deliveries(redis: Redis) -> set[int]:
+    """How often pending jobs were delivered, by the server's own count."""
+    counts, after = set[int](), "-"
+    while page := redis("XPENDING", redis.keys.stream, "default", after, "+", 10_000):
+        counts |= {row[3] for row in page}
+        after = f"({page[-1][0].decode()}"
+    return counts
+
+
 @pytest.mark.timeout(400)
 def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
     redis_86: Server, queue_name: str, tmp_path: Path
@@ -81,7 +91,10 @@ def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
     with Queue(queue_name, redis_url=redis_86.url) as producer:
         for first in range(0, FULL, 10_000):
             producer.add_bulk(
-                [{"name": "m", "data": {"n": n}} for n in range(first, first + 10_000)]
+                [
+                    {"name": "m", "data": {"n": n}, "attempts": 3}
+                    for n in range(first, first + 10_000)
+                ]
             )
     deaths = 0
     # The first death falls among claims and stages, the second among publishes.
@@ -99,6 +112,7 @@ def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
             assert driver.stdout is not None
             with driver.stdout:
                 told = driver.stdout.read()
+        assert deliveries(source) <= {1, 2}
     assert deaths == 2
     assert told.strip() == "finished"
     numbers = [decode(decode_envelope(job[b"d"]).payload)["n"] for job in fields(target)]
@@ -106,6 +120,71 @@ def test_a_pipe_between_queues_is_exact_though_its_driver_dies_twice(
     assert len(set(numbers)) == FULL
     assert source("XLEN", source.keys.stream) == 0
     assert source("XPENDING", source.keys.stream, "default")[0] == 0
+
+
+#: Computes every batch five times, and says before each time which one it is.
+ACTIONS = """
+import sys
+from chasqui.spark import follow, session
+url, queue, out, checkpoint = sys.argv[1:]
+spark = session("local[2,4]", conf={"spark.log.level": "OFF"})
+jobs = follow(spark, "jobs", queue, url=url, mode="consume", consumer="etl", consumerLease="2s",
+              maxOffsetsPerTrigger=10_000, payloadSchema="n bigint", serverShare=1)
+
+def handle(df, batch):
+    for action in range(1, 5):
+        print(batch, action, flush=True)
+        assert df.count() > 0
+    print(batch, 5, flush=True)
+    df.select("payload.n").write.mode("overwrite").parquet(f"{out}/{batch}")
+    print(batch, "written", flush=True)
+
+query = (
+    jobs.writeStream.foreachBatch(handle)
+    .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+)
+query.awaitTermination()
+print("finished", flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_no_job_is_buried_though_its_driver_dies_three_times(
+    redis_86: Server, queue_name: str, tmp_path: Path
+):
+    size, out = 100_000, tmp_path / "out"
+    redis = Redis(redis_86.url, queue_name)
+    with Queue(queue_name, redis_url=redis_86.url) as producer:
+        for first in range(0, size, 10_000):
+            producer.add_bulk(
+                [
+                    {"name": "m", "data": {"n": n}, "attempts": 3}
+                    for n in range(first, first + 10_000)
+                ]
+            )
+    seen, deaths = set[int](), 0
+    # In the third action of a batch; among the scripts that acknowledge one behind its commit;
+    # among those that take the next one.
+    for line, scripts in (("1 3", 0), ("3 written", 20), ("5 written", 60), ("finished", None)):
+        with Proxy(redis_86.url) as proxy:
+            driver = start(ACTIONS, proxy.url, queue_name, str(out), str(tmp_path / "checkpoint"))
+            assert driver.stdout is not None
+            with driver.stdout:
+                assert line in map(str.strip, iter(driver.stdout.readline, ""))
+                if scripts is not None:
+                    least = proxy.count("EVALSHA") + scripts
+                    proxy.wait_for(lambda: proxy.commands.count(b"EVALSHA") >= least)  # noqa: B023
+                    os.killpg(driver.pid, signal.SIGKILL)
+                    deaths += 1
+            driver.wait()
+        seen |= deliveries(redis)
+    assert (deaths, driver.returncode) == (3, 0)
+    assert seen <= {1, 2}
+    numbers = sorted(pq.read_table(out, columns=["n"])["n"].to_pylist())
+    assert numbers == list(range(size))
+    assert redis("XLEN", redis.keys.stream) == redis("XLEN", redis.keys.dlq) == 0
+    assert redis("XPENDING", redis.keys.stream, "default")[0] == 0
 
 
 CLUSTER = """
