@@ -10,14 +10,16 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
+from chasqui import retention
 from chasqui.blocking import BlockingConnection
 from chasqui.config import AnyCredentialProvider, Endpoint
 from chasqui.errors import ChasquiError
 from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.metrics.prometheus import QueueCollector, QueueReading
+from chasqui.metrics.prometheus import QueueCollector, QueueReading, ReaderReading
 from chasqui.plans import Counts, Plans
 from chasqui.repeatables import scored
 from chasqui.request import Effect, Plan, commands
+from chasqui.retention import Log
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ class Exporter:
             ("ZRANGE", plans.keys.delayed, 0, 0, "WITHSCORES"), ("TIME",), effect=Effect.READ
         )
         now_s = int(seconds) + int(micros) / 1e6
+        kept = yield from retention.look(Log.events(plans.keys))
         return QueueReading(
             queue=plans.keys.queue,
             waiting=counts.waiting,
@@ -138,4 +141,10 @@ class Exporter:
             is_paused=counts.is_paused,
             oldest_wait_s=counts.oldest_ms / 1000,
             delayed_lag_s=max([0.0, *(now_s - due_ms / 1000 for _, due_ms in scored(first))]),
+            events=kept.length,
+            events_max_len=kept.max_len,
+            readers=tuple(
+                ReaderReading(one.name, one.lag, one.lag_ms / 1000, one.is_alive)
+                for one in kept.readers
+            ),
         )

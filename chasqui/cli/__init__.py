@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "top": "top",
     "events": "events",
     "tail": "events",
+    "retention": "retention",
     "job": "job",
     "dlq": "dlq",
     "delayed": "delayed",

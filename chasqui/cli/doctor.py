@@ -8,20 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
+from chasqui import retention
 from chasqui._core.reply import ReplyError
 from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.rights import Rights, rights
 from chasqui.cli.run import on_server
 from chasqui.connection import Connection
+from chasqui.errors import ChasquiError
+from chasqui.keys import Keys
 from chasqui.request import Effect, commands
+from chasqui.retention import Log, LogReader
 from chasqui.server import ServerProfile
 
 #: Pings by which the latency is judged.
 _PINGS = 50
 _SLOW_MS = 20.0
 _MAX_SKEW_MS = 1000
-#: A server is short of memory from this share of its limit on.
+#: A server is short of memory, and a reader of what it may hold, from this share on.
 _FULL = 0.9
 
 
@@ -38,7 +42,7 @@ class Finding:
 def doctor(
     queue: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Whose keys the rights of the user are looked up for."),
+        typer.Option(metavar="NAME", help="Whose event readers, and rights to its keys, to see."),
     ] = "chasqui",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
@@ -68,6 +72,7 @@ async def _examine(connection: Connection, queue: str) -> list[Finding]:
         _capabilities(profile),
         *(_settings(profile, info, settings) if info else [_REFUSED]),
         *await _clock_and_latency(connection),
+        *await _readers(connection, queue),
         *_rights(await connection.run(rights(queue, lacks=lacks))),
     ]
 
@@ -223,6 +228,27 @@ async def _clock_and_latency(connection: Connection) -> list[Finding]:
             "due times given as dates will be off: set the clocks" if is_skewed else "",
         ),
     ]
+
+
+async def _readers(connection: Connection, queue: str) -> list[Finding]:
+    """Who reads the events of the queue, and whether it keeps up."""
+    try:
+        kept = await connection.run(retention.look(Log.events(Keys(queue))))
+    except ChasquiError:  # not everybody may see it
+        return []
+    return [_reader(queue, one) for one in kept.readers]
+
+
+def _reader(queue: str, reader: LogReader) -> Finding:
+    is_late = reader.is_alive and reader.lag is not None and reader.lag > reader.hold * _FULL
+    advice = ""
+    if reader.lost:
+        advice = "events were trimmed before it had read them: let it run, or hold more for it"
+    elif is_late:
+        advice = "it holds almost all that it may: let it read faster, or hold more for it"
+    elif not reader.is_alive:
+        advice = f"nothing is held for it: start it, or chasqui retention {queue} --forget …"
+    return Finding("events reader", str(reader), bool(reader.lost) or is_late, advice)
 
 
 def _rights(found: Rights) -> Iterator[Finding]:

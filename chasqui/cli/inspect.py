@@ -1,11 +1,16 @@
 """`chasqui inspect`: one queue at a glance."""
 
-from chasqui.cli.facts import look
+from dataclasses import asdict
+
+from chasqui import retention
+from chasqui.cli.facts import Facts, look
 from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
+from chasqui.connection import Connection
 from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.retention import Log, Retention
 
 
 def inspect(
@@ -17,16 +22,24 @@ def inspect(
     """Show how much a queue holds.
 
     Depth counts waiting and pending jobs; pending ones were handed to a worker and are not done, or
-    were handed back and wait for the next. Live workers were seen in the last minute.
+    were handed back and wait for the next. Live workers were seen in the last minute. Event readers
+    are listed with how many events they have not read.
 
     Example: chasqui inspect emails
     """
     must_exist(queue, redis_url, as_json=as_json)
     keys = Keys(queue)
-    facts = on_server(redis_url, lambda connection: look(connection, keys, group), queue=queue)
-    rows = facts.rows()
+
+    async def deed(connection: Connection) -> tuple[Facts, Retention]:
+        kept = await connection.run(retention.look(Log.events(keys)))
+        return await look(connection, keys, group), kept
+
+    facts, kept = on_server(redis_url, deed, queue=queue)
+    rows = facts.rows() | {"events": kept.length, "events kept": kept.max_len}
     if as_json:
-        rows = as_names(rows)
-    elif not facts.has_group:
-        rows["pending"] = "0 (group not created)"
+        rows = as_names(rows) | {"event_readers": [asdict(one) for one in kept.readers]}
+    else:
+        rows |= {"event readers": "\n".join(map(str, kept.readers)) or None}
+        if not facts.has_group:
+            rows["pending"] = "0 (group not created)"
     show(rows, as_json=as_json)

@@ -340,6 +340,17 @@ def _lag_s(loop: asyncio.AbstractEventLoop | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderReading:
+    """How far one reader of a queue's events is."""
+
+    name: str
+    #: None where the server does not count events.
+    lag: int | None
+    lag_s: float
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueReading:
     """What one queue holds."""
 
@@ -352,6 +363,9 @@ class QueueReading:
     is_paused: bool
     oldest_wait_s: float
     delayed_lag_s: float
+    events: int = 0
+    events_max_len: int = 0
+    readers: tuple[ReaderReading, ...] = ()
 
 
 #: Of each gauge: its name, the reading it shows, and what that is.
@@ -372,6 +386,17 @@ QUEUE_GAUGES: Final = (
         "delayed_lag_s",
         "How long the first delayed job has been overdue.",
     ),
+    ("chasqui_queue_events", "events", "Events in the stream of events."),
+    ("chasqui_queue_events_max_len", "events_max_len", "Events that are kept for everybody."),
+)
+READER_GAUGES: Final = (
+    ("chasqui_events_reader_lag", "lag", "Events that a reader has not read."),
+    (
+        "chasqui_events_reader_lag_seconds",
+        "lag_s",
+        "How much older the last event that a reader has read is than the last one written.",
+    ),
+    ("chasqui_events_reader_alive", "is_alive", "1 while events are held back for a reader."),
 )
 
 
@@ -397,4 +422,11 @@ class QueueCollector(Collector):
             family = GaugeMetricFamily(name, text, labels=["queue"])
             for one in readings:
                 family.add_metric([one.queue], float(getattr(one, reading)))
+            yield family
+        for name, reading, text in READER_GAUGES:
+            family = GaugeMetricFamily(name, text, labels=["queue", "reader"])
+            for one in readings:
+                for reader in one.readers:
+                    if (value := getattr(reader, reading)) is not None:
+                        family.add_metric([one.queue, reader.name], float(value))
             yield family

@@ -21,7 +21,8 @@ from tests.servers import Server
 
 COMMANDS = [
     "demo", "server", "worker", "promoter", "scheduler", "exporter", "add", "inspect", "queues",
-    "watch", "top", "events", "tail", "job", "pause", "resume", "drain", "obliterate", "doctor",
+    "watch", "top", "events", "tail", "retention", "job", "pause", "resume", "drain", "obliterate",
+    "doctor",
     "dlq peek", "dlq show", "dlq replay", "dlq delete", "delayed list", "delayed cancel", "free",
     "repeatable list", "repeatable add", "repeatable remove", "repeatable next",
 ]  # fmt: skip
@@ -29,11 +30,11 @@ COMMANDS = [
 #: A command line for each command that talks to a server, and ends by itself.
 CALLS = [
     "inspect q", "queues", "add q name {}", "add q --from -", "watch q --times 2 --interval-ms 10",
-    "events q --no-follow", "job q id", "pause q", "resume q", "drain q --delayed --yes",
-    "obliterate q --force --yes", "doctor", "dlq peek q", "dlq show q", "dlq show q 1-1",
-    "dlq replay q", "dlq delete q", "delayed list q", "delayed cancel q id", "free q id",
-    "repeatable list q", "repeatable add q name --every 1s", "repeatable remove q key",
-    "repeatable next q",
+    "events q --no-follow", "retention q", "retention q --keep 500", "job q id", "pause q",
+    "resume q", "drain q --delayed --yes", "obliterate q --force --yes", "doctor", "dlq peek q",
+    "dlq show q", "dlq show q 1-1", "dlq replay q", "dlq delete q", "delayed list q",
+    "delayed cancel q id", "free q id", "repeatable list q", "repeatable add q name --every 1s",
+    "repeatable remove q key", "repeatable next q",
 ]  # fmt: skip
 
 #: Those that go on until they are told to end.
@@ -351,7 +352,9 @@ def test_what_a_terminal_obeys_is_escaped_and_emoji_are_not() -> None:
 LOOKING = [
     line
     for line in (*CALLS, "dlq replay q --yes", "obliterate q --yes", "top q")
-    if " q" in line and line.split()[0] not in ("add", "pause", "watch") and " add " not in line
+    if " q" in line
+    and line.split()[0] not in ("add", "pause", "watch")
+    and not {"add", "--keep"} & set(line.split())
 ]
 
 
@@ -374,7 +377,7 @@ def test_a_queue_that_is_not_there_is_told_with_those_that_are_near(
     chasqui("obliterate", queue_name, "--force", "--yes")
 
 
-@pytest.mark.parametrize("line", ["pause q", "watch q --times 1"])
+@pytest.mark.parametrize("line", ["pause q", "retention q --keep 500", "watch q --times 1"])
 def test_a_queue_that_is_yet_to_come_is_told_and_no_error(
     chasqui: Chasqui, queue_name: str, line: str
 ) -> None:

@@ -26,6 +26,7 @@ from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
 from chasqui.promoter import PromoterDuty
 from chasqui.request import Effect
+from chasqui.retention import EVENTS_KEPT
 from tests.servers import Server
 
 #: As they are documented.
@@ -336,8 +337,10 @@ async def test_the_exporter_reads_queues_of_every_server(
         "chasqui_queue_repeatables": 1,
         "chasqui_queue_paused": 1,
         "chasqui_queue_delayed_lag_seconds": 0,
+        "chasqui_queue_events": 0,
+        "chasqui_queue_events_max_len": EVENTS_KEPT,
     }
-    assert set(gauges(seen, "no-such-queue").values()) == {0}
+    assert set(gauges(seen, "no-such-queue").values()) == {0, EVENTS_KEPT}
     assert scrape(registry) == {}
 
 

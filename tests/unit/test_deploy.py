@@ -16,7 +16,12 @@ from chasqui.cli import COMMANDS, app
 from chasqui.consumer import Health
 from chasqui.consumer.config import SHUTDOWN_DEADLINE_S
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
-from chasqui.metrics.prometheus import PrometheusSink, QueueCollector, QueueReading
+from chasqui.metrics.prometheus import (
+    PrometheusSink,
+    QueueCollector,
+    QueueReading,
+    ReaderReading,
+)
 from chasqui.runner import DRAIN_SLACK_S
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +49,8 @@ def samples() -> set[str]:
             sink.job_outcome(JobOutcome(kind, 1, 1, "mail"))
         sink.retry_scheduled(RetryScheduled(2, 1, "mail"))
         sink.dlq_routed(DlqRouted("malformed", 0, "mail"))
-        reading = QueueReading("emails", 0, 0, 0, 0, 0, False, 0.0, 0.0)
+        readers = (ReaderReading("archive lake", 0, 0.0, True),)
+        reading = QueueReading("emails", 0, 0, 0, 0, 0, False, 0.0, 0.0, readers=readers)
         registry.register(QueueCollector(lambda: [reading]))
         return registry
 

@@ -1,0 +1,79 @@
+"""`chasqui retention`: how many events a queue keeps, and for whom it keeps more."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from chasqui.cli.known import must_exist, tell, tell_if_new
+from chasqui.cli.options import AsJson, QueueName, RedisUrl
+from chasqui.cli.output import show, show_all
+from chasqui.cli.run import on_queue
+from chasqui.queue import Queue
+from chasqui.retention import Retention
+
+_COLUMNS = ("reader", "behind", "behind ms", "lost", "position", "hold", "alive ms")
+
+
+def _number_or_default(text: str) -> int:
+    """The number of events; 0 stands for `default`."""
+    if text == "default":
+        return 0
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise typer.BadParameter(f"{text!r} is no number of events: write 1000000, or default")
+    return int(text)
+
+
+def retention(
+    queue: QueueName,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            parser=_number_or_default,
+            metavar="N",
+            help="Keep about so many events from now on; default: 100,000.",
+        ),
+    ] = None,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="READER", help="Hold nothing for a reader; may be repeated."),
+    ] = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many events a queue keeps, and its readers; or change it.
+
+    A reader, such as an archive, holds events that it has not read while it is
+    alive, up to its own number. One that ended is listed for 7 days.
+
+    Example: chasqui retention emails --keep 1000000
+    """
+
+    async def deed(it: Queue) -> tuple[list[str], Retention]:
+        if keep is not None:
+            await it.set_events_max_len(keep or None)
+        unknown = [one for one in forget or () if not await it.forget_events_reader(one)]
+        return unknown, await it.get_events_retention()
+
+    if keep is None:
+        must_exist(queue, redis_url, as_json=as_json)
+    else:
+        tell_if_new(queue, redis_url)
+    unknown, found = on_queue(queue, redis_url, deed)
+    _print(queue, found, as_json)
+    for one in unknown:
+        tell(f"queue {queue} has no reader {one}")
+    if unknown:
+        raise typer.Exit(1)
+
+
+def _print(queue: str, found: Retention, as_json: bool) -> None:
+    if as_json:
+        show({"queue": queue, **asdict(found)}, as_json=True)
+        return
+    show({"events": found.length, "events kept": found.max_len}, as_json=False)
+    rows: list[tuple[Any, ...]] = [
+        (one.name, one.lag, one.lag_ms, one.lost, one.position, one.hold, one.alive_ms)
+        for one in found.readers
+    ]
+    show_all(_COLUMNS, rows, as_json=False, nothing="no readers", spare=("position", "hold"))
