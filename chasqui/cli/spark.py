@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from chasqui.cli.known import tell_if_new
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
 from chasqui.cli.spark_demo import demo
@@ -21,10 +22,13 @@ from chasqui.cli.spark_run import (
     Master,
     Progress,
     SparkRun,
+    archive_at,
+    check_table,
     events_of,
     say,
     server_facts,
     show_table,
+    split,
     watch,
 )
 from chasqui.cli.spark_txn import txn_app
@@ -133,7 +137,11 @@ def archive(
 
     Example: chasqui spark archive --queue orders --to lake --follow
     """
-    with SparkRun(master, conf, redis_url) as spark:
+    if follow:
+        for one in split(queue):
+            tell_if_new(one, redis_url)
+    reads = None if follow else queue
+    with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
         from chasqui.spark import archive as start
 
         archived = Archived()
@@ -150,8 +158,10 @@ def archive(
             on_batch=archived.add,
             **options,
         )
-        watch(query, archived)
+        is_interrupted = watch(query, archived)
     say({"events": archived.rows, "lost": archived.lost}, as_json, str(archived))
+    if is_interrupted:
+        raise typer.Exit(130)
     if archived.has_lost:
         raise typer.Exit(1)
 
@@ -171,7 +181,7 @@ def compact(
     with SparkRun(master, conf, redis_url) as spark:
         from chasqui.spark import compact as rewrite
 
-        with Progress("compacting", spark.tasks):
+        with Progress("compacting", spark.tasks), archive_at(to):
             days = rewrite(spark.session, to)
     say({"days": days}, as_json, f"days compacted: {days}")
 
@@ -196,7 +206,8 @@ def rollup(
 
     Example: chasqui spark rollup --queue orders --window 5m --since 2h
     """
-    with SparkRun(master, conf, redis_url) as spark:
+    reads = queue if from_archive is None else None
+    with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
         from chasqui.spark import rollup as roll
         from chasqui.spark import with_percentiles
 
@@ -228,7 +239,8 @@ def report(
     """
     if html is None and not as_json:
         raise ValueError("say where the page goes with --html FILE, or --json for the data")
-    with SparkRun(master, conf, redis_url) as spark:
+    reads = queue if from_archive is None else None
+    with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
         from chasqui.spark import gather, page, read
 
         dead = None
@@ -257,7 +269,7 @@ def triage(
 
     Example: chasqui spark triage --queue orders
     """
-    with SparkRun(master, conf, redis_url) as spark:
+    with SparkRun(master, conf, redis_url, reads=queue, as_json=as_json) as spark:
         from chasqui.spark import read
         from chasqui.spark import triage as group
 
@@ -297,7 +309,7 @@ def replay(
 
     Example: chasqui spark replay -q orders --where "name='resize' AND reason LIKE 'Timeout%'"
     """
-    with SparkRun(master, conf, redis_url) as spark:
+    with SparkRun(master, conf, redis_url, reads=queue, as_json=as_json) as spark:
         from chasqui.spark import read, with_signature
         from chasqui.spark import replay as move
 
@@ -333,7 +345,8 @@ def export(
     kind, separator, path = to.partition(":")
     if not separator or kind not in ("parquet", "json", "csv", "orc"):
         raise ValueError("--to takes a format and a path, such as parquet:dead/")
-    with SparkRun(master, conf, redis_url) as spark:
+    check_table(table)
+    with SparkRun(master, conf, redis_url, reads=queue, as_json=as_json) as spark:
         from chasqui.spark import read
 
         shaped = {"payloadFormat": "json"} if table not in ("events", "queues") else {}
@@ -344,6 +357,6 @@ def export(
         if kind == "csv":  # it knows no structs, maps or bytes
             df = df.drop("retry", "extra", "_corrupt")
         with Progress("exporting", spark.tasks):
-            df.write.format(kind).mode("errorifexists").save(path)
-        rows = spark.session.read.format(kind).load(path).count()
+            df.write.format(kind).options(header=True).mode("errorifexists").save(path)
+        rows = spark.session.read.format(kind).options(header=True).load(path).count()
     say({"rows": rows}, as_json, f"wrote {count(rows, 'row')} to {path}")

@@ -3,10 +3,13 @@
 import importlib.util
 import logging
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -15,12 +18,16 @@ import typer
 
 from chasqui import retention
 from chasqui.blocking import BlockingConnection
+from chasqui.cli.known import must_exist
 from chasqui.cli.output import show, show_all
+from chasqui.cli.spark_errors import explained_start, hush, in_words
 from chasqui.config import DEFAULT_URL, Endpoint
-from chasqui.errors import NotSupportedError
+from chasqui.errors import ChasquiError, NotSupportedError
 from chasqui.keys import Keys
 from chasqui.retention import Log
-from chasqui.words import count
+from chasqui.spark.options import TABLES
+from chasqui.spark.values import queue_names
+from chasqui.words import count, meant, near
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,30 +54,62 @@ class SparkRun:
     """A session for one command, and the options that name the server.
 
     A URL with a password goes through the environment, for options end up in plans. A session that
-    runs already is used, and left running.
+    runs already is used, and left running. What Spark raises in the block leaves it as one
+    sentence; who sets `spark.log.level` sees Spark's own log, with its stack traces.
     """
 
-    def __init__(self, master: str | None, conf: list[str] | None, redis_url: str | None) -> None:
+    def __init__(
+        self,
+        master: str | None,
+        conf: list[str] | None,
+        redis_url: str | None,
+        *,
+        reads: str | None = None,
+        as_json: bool = False,
+    ) -> None:
+        """`reads` names queues that must be there: that is asked before Spark starts."""
         self.server: dict[str, Any] = server_options(redis_url)
+        self._redis_url = redis_url
+        self._reads = [] if reads is None else split(reads)
+        self._as_json = as_json
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
-        self._conf.setdefault("spark.log.level", "ERROR")
+        self._is_quiet = "spark.log.level" not in self._conf
+        self._conf.setdefault("spark.log.level", "OFF")
         if "urlEnv" in self.server:
             self._conf.setdefault(f"spark.executorEnv.{URL_VARIABLE}", os.environ[URL_VARIABLE])
 
     def __enter__(self) -> "SparkRun":
-        from chasqui.spark import session
-        from chasqui.spark.sessions import running_session
+        from chasqui.spark.sessions import check_packages, find_java, running_session, session
 
+        check_packages()
         self._is_own = running_session() is None
-        if sys.stderr.isatty():
+        if self._is_own:
+            find_java()
+        for queue in self._reads:
+            must_exist(queue, self._redis_url, as_json=self._as_json)
+        if self._is_own and sys.stderr.isatty():
             print("starting Spark, which takes some seconds …", file=sys.stderr)
-        self.session: SparkSession = session(self._master, conf=self._conf)
+        if self._is_quiet:
+            hush()
+        with explained_start(is_quiet=self._is_quiet and self._is_own):
+            self.session: SparkSession = session(self._master, conf=self._conf)
+        if self._is_own:
+            # Spark's own handler talks to the JVM, perhaps in the midst of what was interrupted.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        told = None if error is None else in_words(error)
         if self._is_own:
-            self.session.stop()
+            try:
+                self.session.stop()
+            except Exception as failure:  # the driver may be gone, of which the error tells
+                logger.debug("the session could not be stopped: %s", failure)
+        if told is not None:
+            if not self._is_quiet:
+                traceback.print_exception(error)
+            raise told from None
 
     def tasks(self) -> str:
         """How far Spark is with what it does now."""
@@ -131,7 +170,7 @@ def spark_is_there() -> bool:
 
 def report_of_run(url: str, queue: str, html: Path) -> str:
     """Roll up and draw the events that a queue holds; where the page is, in a sentence."""
-    with SparkRun(f"local[{min(4, os.cpu_count() or 1)}]", ["spark.log.level=OFF"], url) as spark:
+    with SparkRun(f"local[{min(4, os.cpu_count() or 1)}]", None, url) as spark:
         from chasqui.spark import gather, page, read
 
         events = read(spark.session, "events", queue, **spark.server)
@@ -163,6 +202,21 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
+def split(queues: str) -> tuple[str, ...]:
+    """The queues that an option names."""
+    try:
+        return queue_names(queues)
+    except ValueError as error:
+        raise ValueError(f"--queue {error}") from None
+
+
+def check_table(table: str) -> None:
+    """Refuse a table that there is not."""
+    if table not in TABLES:
+        others = meant(near(table, TABLES)) or f": it is one of {', '.join(TABLES)}"
+        raise ValueError(f"--table: there is no table {table}{others}")
+
+
 def events_of(
     spark: SparkRun, queue: str, since: datetime | None, archive_dir: str | None
 ) -> "DataFrame":
@@ -172,11 +226,35 @@ def events_of(
     from chasqui.spark import read, read_archive
 
     if archive_dir is not None:
-        events = read_archive(spark.session, archive_dir)
-        events = events.where(F.col("queue").isin(*queue.split(",")))
+        wanted = split(queue)
+        with archive_at(archive_dir):
+            events = read_archive(spark.session, archive_dir)
+        known = [row[0] for row in events.select("queue").distinct().collect()]
+        for name in wanted:
+            if name not in known:
+                others = meant(near(name, known))
+                raise ChasquiError(f"the archive has nothing of queue {name}{others}")
+        events = events.where(F.col("queue").isin(*wanted))
         return events if since is None else events.where(F.col("ts") >= F.lit(since))
     start = None if since is None else int(since.timestamp() * 1000)
     return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
+
+
+@contextmanager
+def archive_at(place: str) -> Iterator[None]:
+    """Around the first read of an archive: if it is not there, say so, with names that are near."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        yield
+    except AnalysisException as error:
+        if "[PATH_NOT_FOUND]" not in str(error):
+            raise
+        path = Path(place)
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        others = near(path.name, [one.name for one in beside if (one / "events").is_dir()])
+        here = [str(path.with_name(name)) for name in others]
+        raise ChasquiError(f"there is no archive at {place}{meant(here)}") from None
 
 
 class Archived:
@@ -202,17 +280,19 @@ class Archived:
         return f"archived {count(self.rows, 'event')}; lost {self.lost:,}"
 
 
-def watch(query: Any, archived: Archived) -> None:
-    """Wait for the end of a query, or for an interrupt, telling how far it is."""
+def watch(query: Any, archived: Archived) -> bool:
+    """Wait for the end of a query, telling how far it is; whether an interrupt ended it."""
     try:
         while not query.awaitTermination(1):
             if sys.stderr.isatty():
                 print(f"\r\033[K{archived}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         query.stop()
+        return True
     finally:
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return False
 
 
 def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:
