@@ -146,7 +146,7 @@ def archive(
 
         archived = Archived()
         options = {**spark.server, "failOnDataLoss": not keep_going}
-        options |= {"readerHold": hold, "readerLease": (lease or 60_000) / 1000}
+        options |= {"readerHold": hold, "readerLease": f"{lease or 60_000}ms"}
         if reader is not None:
             options["reader"] = reader
         query = start(
