@@ -69,6 +69,8 @@ class Keys:
     delayed: bytes = field(init=False, repr=False, compare=False)
     dlq: bytes = field(init=False, repr=False, compare=False)
     events: bytes = field(init=False, repr=False, compare=False)
+    #: Finished jobs with what they carried, where workers are asked to write it.
+    history: bytes = field(init=False, repr=False, compare=False)
     repeat: bytes = field(init=False, repr=False, compare=False)
     promoter_lock: bytes = field(init=False, repr=False, compare=False)
     scheduler_lock: bytes = field(init=False, repr=False, compare=False)
@@ -90,6 +92,7 @@ class Keys:
             ("delayed", b"delayed"),
             ("dlq", b"dlq"),
             ("events", b"events"),
+            ("history", b"history"),
             ("repeat", b"repeat"),
             ("promoter_lock", b"promoter:lock"),
             ("scheduler_lock", b"scheduler:lock"),

@@ -469,6 +469,15 @@ class Queue:
         One that lives is back with its next sign of life."""
         return await self._run(retention.forget(Log.events(self._producer.keys), reader))
 
+    async def set_history_max_len(self, max_len: int | None) -> None:
+        """Keep about so many finished jobs, where workers write history; None: the default of
+        100,000."""
+        await self._run(retention.set_max_len(Log.history(self._producer.keys), max_len))
+
+    async def get_history_retention(self) -> Retention:
+        """How many finished jobs are kept, how many there are, and who reads them and how far."""
+        return await self._run(retention.look(Log.history(self._producer.keys)))
+
     async def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 

@@ -1,9 +1,10 @@
 """How much is kept of a stream that is a log: a number per queue, and what readers still need.
 
-`events` is such a stream. Both are fields of the queue's hash `config`, so that all who write the
-stream trim it alike: `<stream>_max_len` is how many entries are kept, `<stream>_readers` has a line
-for each reader that holds trimming back. lua/trim.lua reads them and trims. Whoever writes the
-stream has a `Trimmer`, which says when to run it, and sends that request behind what it wrote.
+`events` is such a stream, `history` another. Number and readers are fields of the queue's hash
+`config`, so that all who write the stream trim it alike: `<stream>_max_len` is how many entries are
+kept, `<stream>_readers` has a line for each reader that holds trimming back. lua/trim.lua reads
+them and trims. Whoever writes the stream has a `Trimmer`, which says when to run it, and sends that
+request behind what it wrote.
 
 Another stream gets the same by a `Log` of its own: what its fields are called, its key, and how
 many entries are kept unless the queue says otherwise. Everything here takes a `Log`.
@@ -24,6 +25,8 @@ from chasqui.server import exception_for
 
 #: Events that are kept unless the queue says otherwise.
 EVENTS_KEPT: Final = 100_000
+#: Finished jobs that are kept, where workers write history.
+HISTORY_KEPT: Final = 100_000
 #: Whoever writes trims after so many entries, or with the first one after so long: by that much,
 #: and what its server takes for a node, a stream may be longer than it should be.
 TRIM_ENTRIES: Final = 1000
@@ -49,6 +52,10 @@ class Log:
     @classmethod
     def events(cls, keys: Keys) -> "Log":
         return cls("events", keys.events, keys.config, EVENTS_KEPT)
+
+    @classmethod
+    def history(cls, keys: Keys) -> "Log":
+        return cls("history", keys.history, keys.config, HISTORY_KEPT)
 
 
 class Trimmer:

@@ -461,6 +461,15 @@ class Queue:
         One that lives is back with its next sign of life."""
         return self._run(retention.forget(Log.events(self._plans.keys), reader))
 
+    def set_history_max_len(self, max_len: int | None) -> None:
+        """Keep about so many finished jobs, where workers write history; None: the default of
+        100,000."""
+        self._run(retention.set_max_len(Log.history(self._plans.keys), max_len))
+
+    def get_history_retention(self) -> Retention:
+        """How many finished jobs are kept, how many there are, and who reads them and how far."""
+        return self._run(retention.look(Log.history(self._plans.keys)))
+
     def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 

@@ -34,7 +34,8 @@ class Worker:
     BatchError for some of them. Plain functions run in `threads`, or in `processes` (a number, or
     a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed; to
     wait for a thread or a process is not part of it. A thread cannot be stopped, so its function
-    goes on while the job is retried, without a slot or a place in the pool.
+    goes on while the job is retried, without a slot or a place in the pool. With `history` each
+    finished job is kept, with what it carried, for `chasqui spark archive --payloads`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Worker:
         shutdown_deadline_s: float | None = None,
         metrics: MetricsSink | None = None,
         tracing: Tracing | None = None,
+        history: bool = False,
     ) -> None:
         check_credential_provider(credential_provider)
         self._keys = Keys(queue_name)
@@ -97,6 +99,7 @@ class Worker:
             batch=batch,
             batch_linger_ms=batch_linger_ms,
             prefetch=prefetch,
+            history=history,
         )
         if batch is not None:
             by_name = {"handler": handler, "processes": processes, "timeout_ms": timeout_ms}

@@ -45,6 +45,8 @@ class Facts:
     has_group: bool
     #: Entries that ever came into the stream; None where the server does not count them.
     entered: int | None
+    #: Finished jobs that are kept, where workers write history.
+    history: int
     #: All consumers of the group, also those that are gone.
     consumers: list[WorkerFacts]
     #: Whether it can be told who of them is live. While the queue is paused they ask for nothing;
@@ -79,6 +81,7 @@ class Facts:
             "paused": counts.is_paused,
             "live workers": live if self.tells_live else None,
             "silent workers": len(self.consumers) - live if self.tells_live else None,
+            "history": self.history,
         }
 
 
@@ -92,10 +95,11 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         ("TIME",),
         ("XINFO", "CONSUMERS", keys.stream, group),
         ("INFO", "server"),
+        ("XLEN", keys.history),
         effect=Effect.READ,
         raises=False,
     )
-    groups, stream, oldest, time_, consumers, info = await connection.submit(request)
+    groups, stream, oldest, time_, consumers, info, history = await connection.submit(request)
     seconds, micros = time_
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     names = [one.get(b"name") for one in mappings(groups)]
@@ -105,6 +109,7 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         delayed_lag_ms=next((max(0, now_ms - due) for _, due in scored(oldest)), None),
         has_group=group.encode() in names,
         entered=0 if isinstance(stream, ReplyError) else mapping(stream).get(b"entries-added"),
+        history=history if isinstance(history, int) else 0,
         consumers=[
             WorkerFacts(one[b"name"].decode(errors="replace"), one[b"pending"], one[b"idle"])
             for one in mappings(consumers)

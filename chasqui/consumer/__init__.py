@@ -23,6 +23,7 @@ from chasqui.consumer.config import ConsumerConfig
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.handlers import Handlers
 from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consumer.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.reader import Reader, release
 from chasqui.consumer.relocator import Relocator
@@ -107,7 +108,9 @@ class Engine:
         self.new_connection = functools.partial(Connection, endpoint, **options)
         self.connection = self.new_connection()
         self.events = EventWriter(self.connection, keys) if config.events_enabled else None
+        self._history = History(self.connection, keys) if config.history else None
         shared: dict[str, Any] = {
+            "history": self._history,
             "holdings": self.holdings,
             "on_lost": self._lost,
             "on_missing": self._look_again,
@@ -252,8 +255,10 @@ class Engine:
             await self._dispatcher.stop(0)  # cancelled ourselves: nothing may run on
         await asyncio.gather(self._stop_heartbeat(), self._handlers.close())
         self._tell_given_up()
-        for part in (self._dispatcher, self._acker, self._relocator, self._reader):
-            part.complaints.close()
+        parts = self._dispatcher, self._acker, self._relocator, self._reader, self._history
+        for part in parts:
+            if part is not None:
+                part.complaints.close()
         await self._reading.close()
         await self.connection.close()
         self.is_running = False

@@ -5,7 +5,7 @@ While the lease is certain, an acknowledgement is a plain XACKDEL with the event
 same request: after a lost link all of it is sent again. Once the lease may have lapsed, a script
 checks that each entry is still ours, and writes its event only then: a late answer must not take a
 job from its new owner, nor say that it is done. That script also stores results, and repeats what
-could not be sent.
+could not be sent. Where the history is kept it is the only way: the entry there is a part of it.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from chasqui._core.entry import Entry
 from chasqui._core.reply import INCOMPLETE, ReplyError, ReplyReader
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
+from chasqui.consumer.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import AuthenticationError, ServerError
 from chasqui.events import COMPLETED, EventWriter
@@ -56,7 +57,8 @@ NOT_PENDING: Final = -1
 #: Owns nothing: no consumer has this name.
 NOBODY: Final = " "
 
-#: What COMPLETE writes into a job's event: job id, ts, name, attempt, duration_us; or nothing.
+#: What COMPLETE tells of a job: its id, ts, name, attempt, duration_us, and its envelope where the
+#: history is kept; or nothing.
 Told: TypeAlias = tuple[Any, ...]
 
 
@@ -80,6 +82,7 @@ class Acker:
         *,
         events: EventWriter | None,
         metrics: MetricsSink | None,
+        history: History | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -93,10 +96,12 @@ class Acker:
         self._on_missing = on_missing
         self._events = events
         self._metrics = metrics
+        self._history = history
         self._ids: list[bytes] = []
         #: The XADD of an event for each of them, if there are events.
         self._told = CommandBuffer()
-        self._results: list[tuple[bytes, bytes, bytes, Told]] = []  # entry id, key, value, event
+        #: Entry id, key of the result if there is one, its value, event: what only COMPLETE can do.
+        self._results: list[tuple[bytes, bytes | None, bytes, Told]] = []
         self._result_bytes = 0
         #: By entry id, runs that may not count: they are reported once the server has answered.
         self._outcomes: dict[bytes, JobOutcome] = {}
@@ -131,7 +136,10 @@ class Acker:
             self._arm(ACK_IDLE_S)
 
     def done_and_told(self, entry: Entry, duration_us: int) -> None:
-        """The same, where there are events or metrics."""
+        """The same, where there are events, metrics or a history."""
+        if self._history is not None:
+            self._finish(entry, duration_us, entry.job_id, None, b"")
+            return
         if self._events is not None:
             key, ts_ms = self._keys.events, time.time_ns() // 1_000_000
             xadd_run_event(self._told, key, COMPLETED, entry, ts_ms, entry.attempt + 1, duration_us)
@@ -141,12 +149,20 @@ class Acker:
 
     def done_with_result(self, entry: Entry, duration_us: int, job_id: str, result: bytes) -> None:
         """The same, with a return value to store."""
+        self._finish(entry, duration_us, job_id, self._keys.result(job_id), result)
+
+    def _finish(
+        self, entry: Entry, duration_us: int, job_id: str, key: bytes | None, result: bytes
+    ) -> None:
         told: Told = ()
-        if self._events is not None:
+        self._result_bytes += len(result)
+        if self._events is not None or self._history is not None:
             ts_ms = time.time_ns() // 1_000_000
             told = job_id, ts_ms, entry.name, entry.attempt + 1, duration_us
-        self._results.append((entry.id, self._keys.result(job_id), result, told))
-        self._result_bytes += len(result)
+            if self._history is not None:
+                told += (entry.envelope,)
+                self._result_bytes += len(entry.envelope or b"")
+        self._results.append((entry.id, key, result, told))
         if self._metrics is not None:
             self._count(entry, duration_us)
         if len(self._results) >= RESULT_BATCH or self._result_bytes >= RESULT_BYTES:
@@ -189,10 +205,14 @@ class Acker:
         return sum(len(batch.ids) for batch in batches)
 
     def _gathered(self) -> Iterator["AckBatch"]:
-        for part in cut([value for _, _, value, _ in self._results], RESULT_BATCH, RESULT_BYTES):
-            results = self._results[part]
-            ids = [entry_id for entry_id, _, _, _ in results]
-            yield AckBatch(self, ids, results=results)
+        # A call stores the results of all its jobs, or of none.
+        for has_result in (True, False):
+            runs = [one for one in self._results if (one[1] is not None) is has_result]
+            # The history's envelopes are the larger part.
+            sizes = [one[2] if self._history is None else one[3][-1] for one in runs]
+            for part in cut(sizes, RESULT_BATCH, RESULT_BYTES):
+                ids = [entry_id for entry_id, _, _, _ in runs[part]]
+                yield AckBatch(self, ids, results=runs[part])
         if self._ids:
             yield AckBatch(self, self._ids, told=bytes(self._told))
 
@@ -244,10 +264,12 @@ class Acker:
         keys = [self._keys.stream]
         is_told = self._events is not None and (batch.results is not None or bool(batch.told))
         events = self._keys.events if is_told else b""
-        arguments: list[Any] = [self._group, batch.owner, self._result_ttl_ms, events]
+        history = self._keys.history if self._history is not None else b""
+        arguments: list[Any] = [self._group, batch.owner, self._result_ttl_ms, events, history]
         if batch.results is not None:
             for entry_id, key, value, told in batch.results:
-                keys.append(key)
+                if key is not None:
+                    keys.append(key)
                 arguments += (entry_id, value, *told)
         else:
             all_told = _parsed(batch.told) if batch.told else itertools.repeat((), len(batch.ids))
@@ -283,6 +305,8 @@ class Acker:
         if batch.is_fenced:
             pairs = zip(batch.ids, flags, strict=True)
             lost = [entry_id for entry_id, flag in pairs if flag == NOT_OURS]
+            if self._history is not None:
+                self._history.wrote(len(flags) - len(lost))
             if NOT_STORED in flags:
                 self._not_stored(flags.count(NOT_STORED))
         self._count_doubtful(batch.ids, lost)
@@ -357,7 +381,7 @@ class AckBatch:
         acker: Acker,
         ids: list[bytes],
         *,
-        results: list[tuple[bytes, bytes, bytes, Told]] | None = None,
+        results: list[tuple[bytes, bytes | None, bytes, Told]] | None = None,
         told: bytes = b"",
     ) -> None:
         self._acker = acker

@@ -47,6 +47,8 @@ class ConsumerConfig:
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     dlq_max_stream_len: int | None = None
     events_enabled: bool = True
+    #: Whether finished jobs are kept, with what they carried.
+    history: bool = False
     delayed_enabled: bool = True
     run_scheduler: bool = True
     scheduler_tick_ms: int | None = None
@@ -73,6 +75,8 @@ class ConsumerConfig:
         ):
             high = MAX_MS if name.endswith("_ms") else MAX_COUNT
             check_int(name, getattr(self, name), low, high)
+        if not isinstance(self.history, bool):
+            raise TypeError(f"history must be a bool, got {type(self.history).__name__}")
         check_int("concurrency", self.concurrency, 1, MAX_CONCURRENCY, takes_none=False)
         check_int("max_attempts", self.limits.max_attempts, 1)
         check_int("max_deliveries", self.limits.max_deliveries, 1)

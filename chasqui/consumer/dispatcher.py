@@ -92,7 +92,7 @@ class Dispatcher:
         self._events = events
         self._metrics = metrics
         #: Whether anybody wants to know how long a run took.
-        self._is_told = events is not None or metrics is not None
+        self._is_told = events is not None or metrics is not None or config.history
         self._queue = queue
         self._make_job = make_job
         self._encode_result = encode_result
@@ -450,7 +450,7 @@ class Dispatcher:
         if isinstance(verdict, RunAgain):
             self._run_again(entry, verdict, error)
         else:
-            self._bury(entry, verdict, attempt=attempt, error=error)
+            self._bury(entry, verdict, attempt=attempt, error=error, duration_us=duration_us)
         return True
 
     def _run_again(self, entry: Entry, verdict: RunAgain, error: BaseException) -> None:
@@ -488,7 +488,13 @@ class Dispatcher:
         self._bury(entry, Bury(DECODE_FAILED, str(error)), attempt=0)
 
     def _bury(
-        self, entry: Entry, verdict: Bury, *, attempt: int, error: BaseException | None = None
+        self,
+        entry: Entry,
+        verdict: Bury,
+        *,
+        attempt: int,
+        error: BaseException | None = None,
+        duration_us: int | None = None,
     ) -> None:
         def moved() -> None:
             if self._metrics is not None:
@@ -516,6 +522,7 @@ class Dispatcher:
                 detail=verdict.detail,
                 error=None if error is None else described(error),
                 traceback=None if error is None else traceback_of(error),
+                duration_us=duration_us,
                 on_moved=moved,
             )
         )

@@ -18,6 +18,7 @@ from chasqui.keys import (
     ERROR,
     EVENT,
     EVENT_ATTEMPT,
+    EVENT_DURATION_US,
     EVENT_JOB_ID,
     EVENT_TS,
     FAILED_AT,
@@ -56,6 +57,8 @@ class Move:
     detail: str | None = None
     error: str | None = None
     traceback: str | None = None
+    #: How long that run took; None if there was none.
+    duration_us: int | None = None
     #: Called once the entry has really moved.
     on_moved: Callable[[], None] = field(default=lambda: None)
 
@@ -83,12 +86,15 @@ def bury(
     *,
     max_len: int | None = None,
     tells: bool,
+    keeps: bool = False,
 ) -> Request:
     """Put entries into the dead-letter queue, which keeps `max_len`; per entry MOVED, or not ours.
-    `tells` writes an event for each."""
+    `tells` writes an event for each, `keeps` an entry of the history."""
     told = [_dlq_event(move) for move in moves] if tells else []
     arguments: list[Any] = [group, consumer, "" if max_len is None else max_len]
+    kept = [_history_entry(move) for move in moves] if keeps else []
     arguments += (keys.events if tells else b"", pack(told, ANY_SIZE))
+    arguments += (keys.history if keeps else b"", pack(kept, ANY_SIZE))
     for move in moves:
         fields = _dlq_fields(move, consumer)
         arguments += (move.entry.id, len(fields), *fields)
@@ -128,6 +134,15 @@ def _dlq_event(move: Move) -> list[str]:
         REASON: move.reason,
     }
     return [text for field, value in fields.items() for text in (field.decode(), value)]
+
+
+def _history_entry(move: Move) -> list[str]:
+    """The fields of the history's entry, but the envelope: that of the event, and how long the run
+    took."""
+    fields = _dlq_event(move)
+    if move.duration_us is not None:
+        fields += (EVENT_DURATION_US.decode(), str(move.duration_us))
+    return fields
 
 
 def _utf8(text: str) -> bytes:

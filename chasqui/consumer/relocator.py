@@ -12,6 +12,7 @@ from typing import Any, Final
 from chasqui._core.command import cut
 from chasqui.connection import Connection
 from chasqui.consumer.complaints import Complaints
+from chasqui.consumer.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import OutcomeUnknownError, UnreachableError
@@ -44,6 +45,7 @@ class Relocator:
         on_missing: Callable[[], None],
         *,
         events: EventWriter | None,
+        history: History | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -51,6 +53,7 @@ class Relocator:
         self._consumer_id = consumer_id
         self._dlq_max_stream_len = dlq_max_stream_len
         self._events = events
+        self._history = history
         self._on_lost = on_lost
         #: Called when entries were not ours and may have been delivered to us again since.
         self._on_missing = on_missing
@@ -119,11 +122,14 @@ class Relocator:
         if moves[0].delay_ms is not None:
             return retry(*owned)
         tells = self._events is not None
-        return bury(*owned, max_len=self._dlq_max_stream_len, tells=tells)
+        keeps = self._history is not None
+        return bury(*owned, max_len=self._dlq_max_stream_len, tells=tells, keeps=keeps)
 
     def _answered(self, batch: "MoveBatch", flags: bytes) -> None:
-        if self._events is not None and batch.moves[0].delay_ms is None:
-            self._events.wrote(len(batch.moves))
+        if batch.moves[0].delay_ms is None:
+            for log in (self._events, self._history):
+                if log is not None:
+                    log.wrote(len(batch.moves))
         lost = []
         # After a repeat a missing entry may well be one that the first try moved.
         was_repeated = batch.was_repeated or (

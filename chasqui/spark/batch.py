@@ -29,7 +29,7 @@ from chasqui.keys import Keys
 from chasqui.plans import Plans
 from chasqui.request import Effect, commands
 from chasqui.spark import ranges
-from chasqui.spark.link import check_queues, connected, queues_of
+from chasqui.spark.link import check_history, check_queues, connected, queues_of
 from chasqui.spark.options import Options
 from chasqui.spark.pace import Pace
 from chasqui.spark.pages import StreamPart, read_stream, stream_of
@@ -79,6 +79,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         queues = queues_of(options)
         if options.table != "queues" or options.queue:
             check_queues(options, queues)
+            check_history(options, queues)
         if options.table == "queues":
             return [QueuesPart(queues)]
         if options.table == "results":

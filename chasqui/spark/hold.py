@@ -67,8 +67,9 @@ class Hold:
 
     def _say(self, queue: str) -> None:
         place = self._places[queue]
+        log = {"events": Log.events, "history": Log.history}[self._options.table]
         word = retention.reading(
-            Log.events(Keys(queue)),
+            log(Keys(queue)),
             self._name,
             place.id,
             place.ordinal,
@@ -81,6 +82,6 @@ class Hold:
         except ChasquiError as error:
             if str(error) != self._complaint and not self._stopping.is_set():
                 self._complaint = str(error)
-                text = "queue %s: no events are held back for the reader %s: %s"
+                text = "queue %s: nothing is held back for the reader %s: %s"
                 fields = {"queue": queue, "reader": self._name}
                 logger.warning(text, queue, self._name, error, extra=fields)

@@ -50,7 +50,7 @@ def _replica(endpoint: Endpoint, queue: str) -> Endpoint:
 
 # ── Which queues ────────────────────────────────────────────────────────────────────────────────
 
-_KEY = re.compile(rb"\{chasqui:([^}]+)\}:(?:stream|events|dlq|delayed)")
+_KEY = re.compile(rb"\{chasqui:([^}]+)\}:(?:stream|events|dlq|delayed|history)")
 
 
 def queues_of(options: Options) -> tuple[str, ...]:
@@ -92,9 +92,23 @@ def check_queues(options: Options, queues: tuple[str, ...]) -> None:
                 keys.dlq,
                 keys.delayed,
                 keys.repeat,
+                keys.history,
                 effect=Effect.READ,
             )
         if not there:
             raise OptionError(
                 f"queue {queue!r} is not on {options.endpoint()}: nothing was ever added to it"
+            )
+
+
+def check_history(options: Options, queues: tuple[str, ...]) -> None:
+    """Refuse a history that nobody writes: it would read as an empty table."""
+    if options.table != "history":
+        return
+    for queue in queues:
+        with connected(options, queue) as connection:
+            there = connection.execute("EXISTS", Keys(queue).history, effect=Effect.READ)
+        if not there:
+            raise OptionError(
+                f"no worker of queue {queue!r} writes history: start workers with history=True"
             )

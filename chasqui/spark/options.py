@@ -32,9 +32,11 @@ from chasqui.spark.values import (
 
 T = TypeVar("T")
 
-TABLES: Final = ("jobs", "events", "dlq", "delayed", "results", "queues")
+TABLES: Final = ("jobs", "events", "dlq", "history", "delayed", "results", "queues")
+#: Streams that nothing leaves but at their head, when they are trimmed: losses can be counted.
+LOGS: Final = ("events", "history")
 #: Append-only, so that they can be followed by id.
-TAIL_TABLES: Final = ("events", "dlq")
+TAIL_TABLES: Final = (*LOGS, "dlq")
 
 #: What Spark itself puts among the options of a source or sink.
 _OF_SPARK = frozenset(("checkpointlocation", "path", "queryname"))
@@ -146,14 +148,14 @@ class Options:
         None,
         check_reader,
         "s",
-        "Events: the stable name of this query. While it lives, events that it has not read are "
-        "not trimmed, up to readerHold.",
+        "Events and history: the stable name of this query. While it lives, entries that it has "
+        "not read are not trimmed, up to readerHold.",
     )
     reader_hold: int = option(
-        1_000_000, number(1), "s", "The most events that the stream may have for the reader's sake."
+        1_000_000, number(1), "s", "The most entries that the stream may have for its sake."
     )
     reader_lease: float = option(
-        60.0, seconds, "s", "How long events are held for a reader that ended or died."
+        60.0, seconds, "s", "How long entries are held for a reader that ended or died."
     )
     payload_format: str = option(
         "raw", one_of("raw", "json", "struct"), "rsw", "raw msgpack, JSON text, or payloadSchema."
@@ -314,12 +316,15 @@ def _check_read(options: Options, use: str) -> None:
         raise OptionError("say which queue to read: option queue, or load(<queue>)")
     if use == "s" and options.mode == "tail" and options.table not in TAIL_TABLES:
         raise OptionError(
-            f"table {options.table} cannot be followed as a stream: say table=events or table=dlq"
+            f"table {options.table} cannot be followed as a stream: say table=events, history or "
+            "dlq"
             + (", or mode=consume to take jobs as a worker does" if options.table == "jobs" else "")
         )
     if options.reader is not None:
-        if options.table != "events" or options.mode == "consume":
-            raise OptionError("option reader: only a stream of table=events holds something back")
+        if options.table not in LOGS or options.mode == "consume":
+            raise OptionError(
+                "option reader: only a stream of table=events or history holds something back"
+            )
         if options.reader_lease < 1:
             raise OptionError("option readerLease: must be at least 1s")
     if options.mode == "consume":

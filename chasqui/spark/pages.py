@@ -13,7 +13,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.keys import Keys
 from chasqui.request import Effect, commands
 from chasqui.spark.link import connected
-from chasqui.spark.options import Options
+from chasqui.spark.options import LOGS, Options
 from chasqui.spark.pace import Pace
 from chasqui.spark.ranges import DataLossError, Range, order
 from chasqui.spark.wire import EventDecoder, JobDecoder
@@ -35,7 +35,8 @@ class StreamPart(InputPartition):  # type: ignore[misc]
 
 def stream_of(keys: Keys, table: str) -> bytes:
     """The key of a stream table."""
-    return {"jobs": keys.stream, "events": keys.events, "dlq": keys.dlq}[table]
+    streams = {"jobs": keys.stream, "dlq": keys.dlq, "events": keys.events, "history": keys.history}
+    return streams[table]
 
 
 def read_stream(part: StreamPart, options: Options, schema: StructType) -> Iterator[Any]:
@@ -46,7 +47,7 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
     are replayed.
     """
     decoder = EventDecoder(schema) if options.table == "events" else JobDecoder(options, schema)
-    is_exact = options.table == "events" and options.fail_on_data_loss
+    is_exact = options.table in LOGS and options.fail_on_data_loss
     key, until = stream_of(Keys(part.queue), options.table), part.range.last
 
     def page(after: str, size: int) -> tuple[Any, ...]:

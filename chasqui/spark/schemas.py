@@ -50,6 +50,15 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "error": "string",
         **_CORRUPT,
     },
+    "history": {
+        **_ENTRY,
+        "event": "string",
+        "ts": "timestamp",
+        **_JOB,
+        "duration_us": "bigint",
+        "reason": "string",
+        **_CORRUPT,
+    },
     "delayed": {"queue": "string", "run_at": "timestamp", **_JOB, **_CORRUPT},
     "results": {
         "queue": "string",
@@ -72,7 +81,10 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
     },
 }
 #: The column of a table that payloadFormat shapes.
-PAYLOADS: Final = {"jobs": "payload", "dlq": "payload", "delayed": "payload", "results": "value"}
+PAYLOADS: Final = {
+    **dict.fromkeys(("jobs", "dlq", "history", "delayed"), "payload"),
+    "results": "value",
+}
 
 
 def columns_of(options: Options) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Events or dead jobs as a stream: an offset is an id, and the ordinal that counts losses.
+"""Events, history or dead jobs as a stream: an offset is an id, and the ordinal that counts losses.
 
 An offset is JSON such as `{"orders": {"id": "1794-3", "n": 812345, "since": 40}}`. Reading between
 two offsets is stateless and repeatable while the entries are kept; what was trimmed unread is
@@ -25,8 +25,8 @@ from chasqui.blocking import BlockingConnection
 from chasqui.keys import Keys
 from chasqui.spark import ranges
 from chasqui.spark.hold import Hold
-from chasqui.spark.link import open_connection, queues_of
-from chasqui.spark.options import OptionError, Options
+from chasqui.spark.link import check_history, open_connection, queues_of
+from chasqui.spark.options import LOGS, OptionError, Options
 from chasqui.spark.pace import Pace
 from chasqui.spark.pages import StreamPart, read_stream, stream_of
 from chasqui.spark.ranges import DataLossError, Mark, Place, Walked
@@ -67,6 +67,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
     def initialOffset(self) -> Offset:
         """Where a new query begins. Asked for twice, answered the same."""
         if self._initial is None:
+            check_history(self._options, self._all())
             self._initial = {}
             for queue in self._all():
                 place = self._start(queue)
@@ -163,7 +164,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
 
     @property
     def _counts_loss(self) -> bool:
-        return self._options.table == "events"
+        return self._options.table in LOGS
 
     def _tip(self, queue: str) -> Place:
         place: Place = self._run(queue, ranges.tip(self._stream(queue)))
@@ -256,7 +257,11 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             raise DataLossError(queue, self._options.table, lost)
         fields = {"queue": queue, "missed": lost}
         logger.warning(
-            "%s events of queue %r were gone before they were read", lost, queue, extra=fields
+            "%s entries of %s of queue %r were gone before they were read",
+            lost,
+            self._options.table,
+            queue,
+            extra=fields,
         )
         return lost or 0
 

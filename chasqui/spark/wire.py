@@ -39,6 +39,14 @@ _DLQ_FIELDS: Final = {
     "detail": ("text", keys.DETAIL),
     "error": ("text", keys.ERROR),
 }
+_HISTORY_FIELDS: Final = {
+    "event": ("text", keys.EVENT),
+    "ts": ("moment", keys.EVENT_TS),
+    **_JOB_FIELDS,
+    "duration_us": ("int64", keys.EVENT_DURATION_US),
+    "reason": ("text", keys.REASON),
+}
+_FIELDS: Final = {"jobs": _JOB_FIELDS, "dlq": _DLQ_FIELDS, "history": _HISTORY_FIELDS}
 _JOB_PARTS: Final = ("entry_id", "entry_ts", "job_id", "payload", "created_at", "attempt")
 
 
@@ -79,11 +87,11 @@ class EventDecoder:
 
 
 class JobDecoder:
-    """Pages of jobs: entries of the stream or the dead-letter queue."""
+    """Pages of jobs: entries of the stream, the dead-letter queue or the history."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._shaper = Shaper(options, schema)
-        self._known = _DLQ_FIELDS if options.table == "dlq" else _JOB_FIELDS
+        self._known = _FIELDS[options.table]
         #: Of the last batch, the entries that could not be read: id to reason. Those that
         #: parseMode has left out of it are here too.
         self.corrupt: dict[str, str] = {}

@@ -134,6 +134,18 @@ def told_unless_killed(scene: Scene) -> list[str]:
     return [] if set(times) <= allowed else [f"told {times} times"]
 
 
+def kept_once(event: bytes) -> Callable[[Scene], list[str]]:
+    """Each job is in the history once, with what it carried."""
+
+    def check(scene: Scene) -> list[str]:
+        kept = [fields for _, fields in scene.client.xrange(scene.keys.history)]
+        found = [(fields[b"e"], decode_envelope(fields[ENVELOPE]).id) for fields in kept]
+        wanted = [(event, f"id-{n}") for n in scene.present]
+        return [] if sorted(found) == wanted else [f"in the history: {found}"]
+
+    return check
+
+
 def has_left(scene: Scene) -> list[str]:
     """No consumer is listed; or one that died, and holds nothing: the leader deletes it."""
     found = programs.listed(scene.client, scene.keys)

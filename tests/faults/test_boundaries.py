@@ -22,6 +22,7 @@ from tests.faults.scenes import (
     has_left,
     held,
     indexed,
+    kept_once,
     only_in,
     overdue,
     replayed,
@@ -144,6 +145,13 @@ OPERATIONS = {
         core=("EVALSHA complete", "EVAL complete"),
         own=lambda command: command.endswith(" complete"),
     ),
+    "ack with history": Operation(
+        Working(Working.is_done, history=True),
+        prepare=waiting("quick", 3),
+        check=both(only_in("stream", []), kept_once(b"completed")),
+        core=("EVALSHA complete", "EVAL complete"),
+        own=lambda command: command.endswith(" complete"),
+    ),
     "retry": Operation(
         Working(Working.is_done),
         prepare=waiting("fail"),
@@ -155,6 +163,13 @@ OPERATIONS = {
         prepare=waiting("bury"),
         check=both(only_in("dlq", [0]), told_once(b"dlq")),
         core=("EVALSHA bury", "EVAL bury"),
+    ),
+    "bury with history": Operation(
+        Working(Working.is_done, history=True),
+        prepare=waiting("bury"),
+        check=both(only_in("dlq", [0]), kept_once(b"dlq")),
+        core=("EVALSHA bury", "EVAL bury"),
+        own=lambda command: command.endswith(" bury"),
     ),
     "renew": Operation(
         Working(Working.is_renewed, claim_min_idle_ms=600),

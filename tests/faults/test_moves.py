@@ -36,7 +36,7 @@ class Way:
 
 WAYS = [
     Way("BURY", "dlq", "xadd", "XLEN", 1, b"""
-        local answers, i = {}, 6
+        local answers, i = {}, 8
         while i <= #ARGV do
           local last = i + 1 + ARGV[i + 1]
           redis.call('XACK', KEYS[1], ARGV[1], ARGV[i])

@@ -116,7 +116,7 @@ CASES = {
         run(
             scripts.BURY,
             lambda keys: [keys.stream, keys.dlq],
-            *(DEFAULT_GROUP, "me", "", "", "", ENTRY, 2, "d", ENVELOPED),
+            *(DEFAULT_GROUP, "me", "", "", "", "", "", ENTRY, 2, "d", ENVELOPED),
         ),
         "xpending xadd xack xdel",
     ),
