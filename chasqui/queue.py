@@ -478,6 +478,10 @@ class Queue:
         """How many finished jobs are kept, how many there are, and who reads them and how far."""
         return await self._run(retention.look(Log.history(self._producer.keys)))
 
+    async def forget_history_reader(self, reader: str) -> bool:
+        """Hold no finished jobs back for a reader any more; False if there was none."""
+        return await self._run(retention.forget(Log.history(self._producer.keys), reader))
+
     async def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 

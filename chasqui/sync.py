@@ -470,6 +470,10 @@ class Queue:
         """How many finished jobs are kept, how many there are, and who reads them and how far."""
         return self._run(retention.look(Log.history(self._plans.keys)))
 
+    def forget_history_reader(self, reader: str) -> bool:
+        """Hold no finished jobs back for a reader any more; False if there was none."""
+        return self._run(retention.forget(Log.history(self._plans.keys), reader))
+
     def obliterate(self, *, force: bool = False) -> int:
         """Delete the queue with all it holds; the number of keys deleted, as far as it was told.
 

@@ -38,6 +38,9 @@ def retention(
         list[str] | None,
         typer.Option(metavar="READER", help="Hold nothing for a reader; may be repeated."),
     ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Of finished jobs, which workers keep if asked to.")
+    ] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,28 +53,33 @@ def retention(
     """
 
     async def deed(it: Queue) -> tuple[list[str], Retention]:
+        set_max_len, forget_reader, look = (
+            (it.set_history_max_len, it.forget_history_reader, it.get_history_retention)
+            if history
+            else (it.set_events_max_len, it.forget_events_reader, it.get_events_retention)
+        )
         if keep is not None:
-            await it.set_events_max_len(keep or None)
-        unknown = [one for one in forget or () if not await it.forget_events_reader(one)]
-        return unknown, await it.get_events_retention()
+            await set_max_len(keep or None)
+        unknown = [one for one in forget or () if not await forget_reader(one)]
+        return unknown, await look()
 
     if keep is None:
         must_exist(queue, redis_url, as_json=as_json)
     else:
         tell_if_new(queue, redis_url)
     unknown, found = on_queue(queue, redis_url, deed)
-    _print(queue, found, as_json)
+    _print(queue, found, "finished jobs" if history else "events", as_json)
     for one in unknown:
         tell(f"queue {queue} has no reader {one}")
     if unknown:
         raise typer.Exit(1)
 
 
-def _print(queue: str, found: Retention, as_json: bool) -> None:
+def _print(queue: str, found: Retention, what: str, as_json: bool) -> None:
     if as_json:
         show({"queue": queue, **asdict(found)}, as_json=True)
         return
-    show({"events": found.length, "events kept": found.max_len}, as_json=False)
+    show({what: found.length, f"{what} kept": found.max_len}, as_json=False)
     rows: list[tuple[Any, ...]] = [
         (one.name, one.lag, one.lag_ms, one.lost, one.position, one.hold, one.alive_ms)
         for one in found.readers

@@ -52,6 +52,19 @@ def test_it_is_shown_set_and_set_back(ask: Ask, server: Server, queue_name: str)
     )
 
 
+def test_retention_of_finished_jobs_is_set_apart(ask: Ask, server: Server, queue_name: str) -> None:
+    ran = ask("retention", queue_name, "--history", "--keep", "7", "--json")
+    assert (ran.code, ran.json["max_len"]) == (0, 7)
+    assert ask("retention", queue_name, "--json").json["max_len"] == EVENTS_KEPT
+    assert "finished jobs kept\t7" in ask("retention", queue_name, "--history").out
+    with sync.Queue(queue_name, redis_url=server.url) as queue:
+        keys = Keys(queue_name)
+        plan = retention.reading(Log.history(keys), READER, "0-0", 0, lease_ms=600_000, hold=1000)
+        queue._run(plan)
+        assert [one.name for one in queue.get_history_retention().readers] == [READER]
+    assert ask("retention", queue_name, "--history", "--forget", READER).code == 0
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "many", "1.5", "1" * 20, "²"])
 def test_a_number_that_makes_no_sense_is_refused(redis_86: Server, number: str) -> None:
     ran = call("retention", "q", f"--keep={number}", url=redis_86.url)
