@@ -89,7 +89,7 @@ def enqueue(
     options = Options.parse({**server_options(redis_url), **texts}, "w")
     started_s = time.perf_counter()
     far = Far(options, redis_url)
-    with _told_how_to_go_on(options, txn, redis_url, as_json):
+    with _tell_how_to_go_on(options, txn, redis_url, as_json):
         with far, Progress("adding rows", far):
             done = finish_earlier(options, far.tell) if txn is not None else None
         if done is None:
@@ -198,16 +198,16 @@ def _facts(done: "Enqueued", seconds: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _told_how_to_go_on(
+def _tell_how_to_go_on(
     options: "Options", txn: str | None, redis_url: str | None, as_json: bool
 ) -> Iterator[None]:
     """What ends the write early says how to go on with it."""
     try:
         yield
     except KeyboardInterrupt:
-        interrupted(_how_to_go_on(options, txn, redis_url), as_json)
+        interrupted(how_to_go_on(options, txn, redis_url), as_json)
     except (QueueFullError, UnreachableError) as error:
-        raise ChasquiError(f"{error}; {_how_to_go_on(options, txn, redis_url)}") from error
+        raise ChasquiError(f"{error}; {how_to_go_on(options, txn, redis_url)}") from error
 
 
 def interrupted(how: str, as_json: bool) -> NoReturn:
@@ -220,7 +220,8 @@ def interrupted(how: str, as_json: bool) -> NoReturn:
     raise typer.Exit(130)
 
 
-def _how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> str:
+def how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> str:
+    """What somebody does next whose write was broken off."""
     again = "run the same command again"
     if options.delivery == "dedup":
         return f"{again}: what is in the queue already is not added again"
@@ -230,10 +231,13 @@ def _how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) ->
         return again if txn else "chasqui spark txn list shows what is left to be published"
     assert options.txn_app_id is not None
     from chasqui.spark.records import read_record
+    from chasqui.spark.txn import forget
 
     try:
         with on_queue(options.queue[0], redis_url) as (connection, keys):
             record = connection.run(read_record(keys, options.txn_app_id))
+            if record is None and txn is None:  # nobody else can have a name that was drawn here
+                connection.call(forget(keys, options.txn_app_id))
     except ChasquiError:  # the server may be why
         return again if txn else "chasqui spark txn list shows what is left to be published"
     if record is None or record.epoch < options.txn_version:

@@ -164,8 +164,7 @@ def txn_discard(
 
     Example: chasqui spark txn discard --queue orders orders-2026-01-31 --yes
     """
-    from chasqui.spark.backlog import Backlog
-    from chasqui.spark.txn import Transaction
+    from chasqui.spark.txn import forget
 
     with on_queue(queue, redis_url) as (connection, keys):
         record = _find(connection, keys, app_id, as_json)
@@ -177,8 +176,7 @@ def txn_discard(
                 "add --force, and it will fail"
             )
         if yes:
-            backlog = Backlog(queue, 1, waits=False)
-            Transaction(connection, keys, app_id, uuid.uuid4().hex, backlog).discard()
+            connection.call(forget(keys, app_id))
     left = sum(one.jobs for one in stages) + (0 if record is None else record.left)
     facts = {"dropped": left if yes else 0, "selected": left}
     if record is not None and record.state == "done" and not stages:

@@ -18,6 +18,7 @@ from chasqui.keys import DEFAULT_GROUP
 from chasqui.retention import check_reader
 from chasqui.spark.values import (
     flag,
+    label,
     names,
     number,
     offsets,
@@ -194,7 +195,7 @@ class Options:
     dedup_ttl: float = option(86_400.0, seconds, "w", "How long an id stays taken with dedup.")
     txn_app_id: str | None = option(
         None,
-        text,
+        label,
         "w",
         "Names the write, so that a failed job can be run again; default a new "
         "name for each batch write, the query's id for a stream.",

@@ -149,23 +149,18 @@ class Transaction:
         added = self._resume(record.epoch, record.jobs, record.keys)
         return Published(added, found=record.jobs - added, is_resumed=True)
 
-    def discard(self) -> int:
-        """Forget a write and drop all that its runs have staged; how many stages that were."""
-        return self._drop([], "forget")
-
     def drop(self, staged: Sequence[bytes]) -> int:
         """Drop stages that no record needs; how many."""
-        return self._drop(staged, "") if staged else 0
+        if not staged:
+            return 0
+        names = [self._record, self._stages, *staged]
+        dropped: int = self._connection.call(scripts.call(DROP, names, [""], Effect.IDEMPOTENT))
+        return dropped
 
     def abandon(self) -> int:
         """Drop what tasks of this run have staged and no record needs; how many stages."""
         listed = self._connection.execute("HKEYS", self._stages, effect=Effect.READ)
         return self.drop([key for key in listed if b":%b-" % self._run.encode() in key])
-
-    def _drop(self, staged: Sequence[bytes], what: str) -> int:
-        names = [self._record, self._stages, *staged]
-        dropped: int = self._connection.call(scripts.call(DROP, names, [what], Effect.IDEMPOTENT))
-        return dropped
 
     def _resume(self, epoch: int, jobs: int, keys: Sequence[bytes]) -> int:
         chunks = self._connection.run(staged_chunks(keys))
@@ -242,6 +237,12 @@ class Transaction:
             f"write {self._app_id!r} into queue {self._keys.queue!r} was discarded meanwhile: what "
             "it had published stays in the queue, the rest is gone"
         )
+
+
+def forget(keys: Keys, app_id: str) -> Request:
+    """Forgets a write and drops all that its runs have staged; the reply is how many stages."""
+    names = [record_key(keys, app_id), stages_key(keys, app_id)]
+    return scripts.call(DROP, names, ["forget"], Effect.IDEMPOTENT)
 
 
 def _is_left(reply: Any) -> bool:

@@ -19,6 +19,14 @@ def text(value: str) -> str | None:
     return value
 
 
+def label(value: str) -> str | None:
+    """A name that becomes part of a key, and of a list of them."""
+    text(value)
+    if len(value) > 200 or not value.isprintable():
+        raise ValueError("must be at most 200 characters, without line breaks and the like")
+    return value
+
+
 def flag(value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ValueError(f"must be true or false, got {value!r}")

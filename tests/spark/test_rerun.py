@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from chasqui.cli.spark_enqueue import how_to_go_on
 from chasqui.errors import QueueFullError
-from chasqui.spark.backlog import Backlog
 from chasqui.spark.options import Options
 from chasqui.spark.records import read_record, read_stages
 from chasqui.spark.sink import Enqueued, finish_earlier
-from chasqui.spark.txn import DiscardedError, Step, Transaction
+from chasqui.spark.txn import DiscardedError, Step, forget
 from tests.cli.conftest import Terminal, call, end, running
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -180,11 +180,6 @@ def test_direct_writes_say_what_they_added_and_what_was_there(redis_86: Server, 
 # ── Discarded meanwhile ─────────────────────────────────────────────────────────────────────────
 
 
-def transaction(redis: Redis) -> Transaction:
-    backlog = Backlog(redis.keys.queue, 10**6, waits=False)
-    return Transaction(redis.connection, redis.keys, "night", "another-run", backlog)
-
-
 def test_a_write_that_is_discarded_between_two_of_its_tasks_is_not_written_in_part(
     redis_86: Server, queue_name: str
 ):
@@ -192,7 +187,7 @@ def test_a_write_that_is_discarded_between_two_of_its_tasks_is_not_written_in_pa
     half_written(redis_86, queue_name, 100, 10)
     it = writer(redis_86.url, SCHEMA, queue=queue_name, txnAppId="night")
     messages = [it.write(rows(0, 50))]  # leaves its rows out: they are recorded
-    transaction(redis).discard()
+    redis.connection.call(forget(redis.keys, "night"))
     messages.append(it.write(rows(50, 100)))
     with pytest.raises(DiscardedError, match="was discarded meanwhile"):
         it.commit(messages)
@@ -216,7 +211,7 @@ def test_a_write_that_is_discarded_while_it_waits_does_not_say_it_is_done(
     thread = threading.Thread(target=publish)
     thread.start()
     assert waits.wait(20)
-    transaction(redis).discard()
+    redis.connection.call(forget(redis.keys, "night"))
     thread.join(20)
     assert len(failures) == 1
 
@@ -373,12 +368,28 @@ def test_an_interrupted_enqueue_says_how_to_go_on(redis_86: Server, queue_name: 
     )
 
 
+def test_an_interrupted_write_without_a_name_leaves_nothing_staged(
+    redis_86: Server, queue_name: str
+):
+    """Its tasks may go on until Spark has ended, which is before the command says how to go on."""
+    redis = Redis(redis_86.url, queue_name)
+    drawn = options(redis_86, queue_name, txnAppId="drawn")
+    writer(redis_86.url, SCHEMA, queue=queue_name, txnAppId="drawn").write(rows(0, 100))
+    assert len(redis.spark_keys()) == 2
+    told = how_to_go_on(drawn, "drawn", redis_86.url)
+    assert told == "nothing was added; run the same command again"
+    assert len(redis.spark_keys()) == 2, "another run may have a name that was given"
+    assert how_to_go_on(drawn, None, redis_86.url) == told
+    assert redis.spark_keys() == []
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--delivery", "twice"), "option delivery: must be one of"),
         (("--on-backlog", "hope"), "option onBacklog: must be one of wait, fail"),
         (("--queue", "a,b"), "name one queue to write to"),
+        (("--txn", "two\nlines"), "option txnAppId: must be at most 200 characters, without"),
     ],
 )
 def test_a_mistake_is_told_before_spark_starts(words: tuple[str, ...], sentence: str):
