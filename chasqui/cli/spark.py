@@ -23,6 +23,7 @@ from chasqui.cli.spark_run import (
     Progress,
     SparkRun,
     archive_at,
+    archived,
     check_table,
     events_of,
     say,
@@ -241,13 +242,15 @@ def report(
         raise ValueError("say where the page goes with --html FILE, or --json for the data")
     reads = queue if from_archive is None else None
     with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
-        from chasqui.spark import gather, page, read
+        from chasqui.spark import page, report_archive, report_queue
 
-        dead = None
-        if from_archive is None:
-            dead = read(spark.session, "dlq", queue, **spark.server, columns=["queue", "reason"])
         with Progress("gathering", spark.tasks):
-            data = gather(events_of(spark, queue, since, from_archive), dead)
+            if from_archive is None:
+                data = report_queue(spark.session, queue, since=since, **spark.server)
+            else:
+                archived(spark, queue, from_archive)  # or say what is wrong with it
+                place = spark.session, from_archive, queue
+                data = report_archive(*place, since=since, **spark.server)
     if html is not None:
         html.write_text(page(data), encoding="utf-8")
     if as_json:

@@ -96,7 +96,16 @@ class _Tour:
             print(text, flush=True)
 
     def run(self, html: Path) -> None:
-        from chasqui.spark import archive, gather, page, read, read_archive, replay, rollup, triage
+        from chasqui.spark import (
+            archive,
+            page,
+            read,
+            read_archive,
+            replay,
+            report_archive,
+            rollup,
+            triage,
+        )
 
         spark, server = self._spark.session, self._spark.server
         self._enqueue()
@@ -137,7 +146,8 @@ class _Tour:
         )
         dlq = read(spark, "dlq", self._queue, **server)
         with Progress(f"drawing the report over {kept:,} events", self._spark.tasks):
-            html.write_text(page(gather(events, dlq)), encoding="utf-8")
+            report = report_archive(spark, lake, self._queue, **server)
+            html.write_text(page(report), encoding="utf-8")
         self._tell(f"report: {html.resolve()}", report=str(html.resolve()))
         for row in triage(dlq).collect():
             self._tell(f"triage: {row['failures']:,} x {row['masked_reason']}")

@@ -171,10 +171,9 @@ def spark_is_there() -> bool:
 def report_of_run(url: str, queue: str, html: Path) -> str:
     """Roll up and draw the events that a queue holds; where the page is, in a sentence."""
     with SparkRun(f"local[{min(4, os.cpu_count() or 1)}]", None, url) as spark:
-        from chasqui.spark import gather, page, read
+        from chasqui.spark import page, report_queue
 
-        events = read(spark.session, "events", queue, **spark.server)
-        report = gather(events, read(spark.session, "dlq", queue, **spark.server))
+        report = report_queue(spark.session, queue, **spark.server)
     html.write_text(page(report), encoding="utf-8")
     windows = len(report["timeline"])
     return (
@@ -223,21 +222,30 @@ def events_of(
     """Events from the archive or from the queues themselves."""
     from pyspark.sql import functions as F
 
-    from chasqui.spark import read, read_archive
+    from chasqui.spark import read
 
     if archive_dir is not None:
-        wanted = split(queue)
-        with archive_at(archive_dir):
-            events = read_archive(spark.session, archive_dir)
-        known = [row[0] for row in events.select("queue").distinct().collect()]
-        for name in wanted:
-            if name not in known:
-                others = meant(near(name, known))
-                raise ChasquiError(f"the archive has nothing of queue {name}{others}")
-        events = events.where(F.col("queue").isin(*wanted))
+        events = archived(spark, queue, archive_dir)
         return events if since is None else events.where(F.col("ts") >= F.lit(since))
     start = None if since is None else int(since.timestamp() * 1000)
     return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
+
+
+def archived(spark: SparkRun, queue: str, archive_dir: str) -> "DataFrame":
+    """The archived events of these queues; raises if the archive does not have one of them."""
+    from pyspark.sql import functions as F
+
+    from chasqui.spark import read_archive
+
+    wanted = split(queue)
+    with archive_at(archive_dir):
+        events = read_archive(spark.session, archive_dir)
+    known = [row[0] for row in events.select("queue").distinct().collect()]
+    for name in wanted:
+        if name not in known:
+            others = meant(near(name, known))
+            raise ChasquiError(f"the archive has nothing of queue {name}{others}")
+    return events.where(F.col("queue").isin(*wanted))
 
 
 @contextmanager

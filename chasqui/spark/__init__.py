@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from chasqui.spark.failing import fail_jobs as fail_jobs
     from chasqui.spark.html import page as page
     from chasqui.spark.reports import gather as gather
+    from chasqui.spark.reports import kept_events as kept_events
+    from chasqui.spark.reports import report_archive as report_archive
+    from chasqui.spark.reports import report_queue as report_queue
     from chasqui.spark.rollups import funnel as funnel
     from chasqui.spark.rollups import merge as merge
     from chasqui.spark.rollups import rollup as rollup
@@ -36,7 +39,7 @@ _NAMES = {
     "archiving": ("archive", "compact", "read_archive", "read_losses"),
     "failing": ("fail_jobs",),
     "html": ("page",),
-    "reports": ("gather",),
+    "reports": ("gather", "kept_events", "report_archive", "report_queue"),
     "rollups": ("funnel", "merge", "rollup", "waits", "with_percentiles"),
     "sessions": ("session",),
     "sink": ("Enqueued",),

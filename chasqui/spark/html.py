@@ -3,226 +3,219 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
+from importlib import resources
 from typing import Any, Final
 
-_WIDTH, _HEIGHT = 960, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
-_COLORS: Final = ("#2563eb", "#d97706", "#dc2626", "#059669", "#7c3aed")
+from chasqui.spark import plots
+from chasqui.spark.plots import Series, Timeline
+from chasqui.words import count, duration
 
-_STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1000px;padding:0 1rem;
-color:#111827;background:#fff}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
-p.sub{color:#6b7280;margin:.2rem 0 1rem}svg{width:100%;height:auto;display:block}
-svg text{font:11px system-ui,sans-serif;fill:#6b7280}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:.6rem}
-.tile{border:1px solid #e5e7eb;border-radius:6px;padding:.5rem .7rem}
-.tile b{display:block;font-size:1.25rem}.tile span{color:#6b7280;font-size:.8rem}
-table{border-collapse:collapse;width:100%;font-size:.85rem}
-td,th{text-align:left;padding:.25rem .5rem;border-bottom:1px solid #e5e7eb;vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-code{font-size:.8rem;word-break:break-word}.bar{background:#dbeafe;height:.8rem;display:inline-block}
-.legend{font-size:.8rem;color:#374151}.legend i{display:inline-block;width:.8rem;height:.8rem;
-margin:0 .3rem 0 .9rem;vertical-align:-1px}
-"""
+#: Losses that have a sentence of their own.
+_MOST_LOSSES: Final = 5
+_SAMPLES: Final = 3
+_ID_CHARS: Final = 60
+_DEAD_NAME: Final = "dead-lettered"
 
 
 def page(report: dict[str, Any]) -> str:
     """The page of a report."""
-    if not report["events"]:
-        body = "<h1>chasqui</h1><p>No events in this time.</p>"
-        return _document(body)
-    sections = [
-        _heading(report),
-        _tiles(report["totals"]),
-        _section("Throughput", "jobs a second", _throughput(report)),
-        _section("Wait", "from ready to started, milliseconds", _percentiles(report, "wait_ms", 1)),
-        _section("Run time", "milliseconds", _percentiles(report, "run_us", 1000)),
-        _section("Durations", "runs by time and length; darker is more", _heat(report)),
-        _section("Retries", "jobs by attempts needed and outcome", _funnel(report["funnel"])),
-        _section("Failures", "grouped by masked reason", _signatures(report["signatures"])),
-        _section("Slowest names", "by 95th percentile of run time", _names(report["names"])),
-        _section("Dead-letter queue", "jobs by reason", _dead(report["dlq"])),
-    ]
-    return _document("".join(sections))
+    parts = [_heading(report), _notes(report)]
+    if report["events"]:
+        parts += (_tiles(report), *_plots(report), *_tables(report))
+    parts.append(_dead(report))
+    if report["events"]:
+        parts.append(_numbers(report))
+    return _document(", ".join(report["queues"]) or "chasqui", "".join(parts))
 
 
-def _document(body: str) -> str:
+def _document(title: str, body: str) -> str:
+    style = resources.files("chasqui.spark").joinpath("report.css").read_text(encoding="utf-8")
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>chasqui report</title>'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body>{body}</body></html>\n"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}: '
+        'report</title><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{style}</style></head><body>{body}</body></html>\n"
     )
 
 
 def _heading(report: dict[str, Any]) -> str:
-    queues = ", ".join(escape(name) for name in report["queues"])
-    first, last = report["first"][:19], report["last"][:19]
+    queues = ", ".join(escape(name) for name in report["queues"]) or "chasqui"
+    if not report["events"]:
+        since = f" since {_moment(report['since'])} UTC" if report["since"] else ""
+        return f"<h1>{queues}</h1><p class=soft>No events{since}.</p>"
     return (
-        f"<h1>{queues}</h1><p class=sub>{first} to {last} UTC, {report['events']:,} events, "
-        f"windows of {report['window_s']:,} s</p>"
+        f"<h1>{queues}</h1><p class=soft>{_between(report['first'], report['last'])} UTC, "
+        f"{count(report['events'], 'event')}. Made {_moment(report['made'])}.</p>"
     )
 
 
-def _section(title: str, what: str, content: str) -> str:
-    return f"<h2>{title}</h2><p class=sub>{what}</p>{content or '<p>None.</p>'}"
+# ── What is missing ─────────────────────────────────────────────────────────────────────────────
 
 
-def _tiles(totals: dict[str, Any]) -> str:
-    shown = [(name.replace("_", " "), f"{totals[name] or 0:,}") for name in (
-        "started", "completed", "failed", "retried", "dead_lettered")]  # fmt: skip
-    for label, name, scale in (
-        ("run p50", "run_us_p50", 1000),
-        ("run p99", "run_us_p99", 1000),
-        ("wait p99, with delays", "wait_ms_p99", 1),
-    ):
-        value = totals.get(name)
-        shown.append((label, "-" if value is None else f"{value / scale:,.1f} ms"))
-    tiles = "".join(
-        f"<div class=tile><b>{value}</b><span>{escape(label)}</span></div>"
-        for label, value in shown
-    )
-    return f"<div class=tiles>{tiles}</div>"
+def _notes(report: dict[str, Any]) -> str:
+    sentences = [*_horizon(report), *_losses(report)]
+    told = "".join(f"<p>{escape(one)}</p>" for one in sentences)
+    return f"<div class=note role=note>{told}</div>" if told else ""
 
 
-# ── Plots ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def _throughput(report: dict[str, Any]) -> str:
-    rows, window_s = report["timeline"], report["window_s"]
-    series = {
-        name: [(row["start"], (row[name] or 0) / window_s) for row in rows]
-        for name in ("completed", "retried", "failed")
-    }
-    return _lines(series, report)
-
-
-def _percentiles(report: dict[str, Any], kind: str, scale: int) -> str:
-    series = {}
-    for name in ("p50", "p95", "p99"):
-        points = [(row["start"], row.get(f"{kind}_{name}")) for row in report["timeline"]]
-        series[name] = [(start, value / scale) for start, value in points if value is not None]
-    return _lines(series, report) if any(series.values()) else ""
-
-
-def _lines(series: dict[str, list[tuple[str, float]]], report: dict[str, Any]) -> str:
-    most = max((value for points in series.values() for _, value in points), default=0) or 1
-    x_of, _ = _scale(report)
-    parts = [_axes(most, report)]
-    for color, points in zip(_COLORS, series.values(), strict=False):
-        path = " ".join(f"{x_of(start):.1f},{_y(value, most):.1f}" for start, value in points)
-        if len(points) == 1:
-            start, value = points[0]
-            parts.append(
-                f'<circle cx="{x_of(start):.1f}" cy="{_y(value, most):.1f}" r="3" fill="{color}"/>'
+def _horizon(report: dict[str, Any]) -> Iterable[str]:
+    """Where events do not go back as far as was asked for, or as there were some."""
+    since, names = report["since"], len(report["kept"]) > 1
+    for one in report["kept"]:
+        events, trimmed = f"Events of {one['queue']}" if names else "Events", one["trimmed"]
+        older = f" {trimmed:,} older ones were trimmed." if trimmed else ""
+        if one["first"] is None:
+            if trimmed:
+                yield f"{events} are all gone: {trimmed:,} were trimmed."
+        elif since is not None and one["first"] > since and trimmed != 0:
+            yield (
+                f"{events} go back to {_moment(one['first'])} only; all since {_moment(since)} "
+                f"were asked for.{older}"
             )
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-    return _svg(parts) + _legend(series)
+        elif since is None and trimmed:
+            yield f"{events} go back to {_moment(one['first'])}.{older}"
 
 
-def _heat(report: dict[str, Any]) -> str:
-    cells = report["heat"]
-    if not cells:
-        return ""
-    low = min(cell["log2_us"] for cell in cells)
-    high = max(cell["log2_us"] for cell in cells)
-    most = max(cell["runs"] for cell in cells)
-    x_of, width = _scale(report)
-    height = (_HEIGHT - _TOP - _BOTTOM) / (high - low + 1)
-    parts = []
-    for cell in cells:
-        strength = 0.12 + 0.88 * (cell["runs"] / most) ** 0.5
-        y = _TOP + (high - cell["log2_us"]) * height
-        label = f"{cell['start'][11:19]}, {_duration(2 ** cell['log2_us'])}: {cell['runs']:,} runs"
-        parts.append(
-            f'<rect x="{x_of(cell["start"]):.1f}" y="{y:.1f}" width="{max(1, width - 1):.1f}" '
-            f'height="{max(1, height - 1):.1f}" fill="#2563eb" fill-opacity="{strength:.2f}">'
-            f"<title>{label}</title></rect>"
-        )
-    every = max(1, (high - low + 1) // 6)
-    for bucket in range(low, high + 1, every):
-        y = _TOP + (high - bucket + 0.7) * height
-        text = _duration(2**bucket)
-        parts.append(f'<text x="{_LEFT - 6}" y="{y:.1f}" text-anchor="end">{text}</text>')
-    parts.append(_times(report))
-    return _svg(parts)
+def _losses(report: dict[str, Any]) -> Iterable[str]:
+    losses = report["losses"]
+    names = len({*report["queues"], *(one["queue"] for one in losses)}) > 1
+    largest = sorted(losses, key=lambda one: -(one["lost"] or 0))[:_MOST_LOSSES]
+    for one in losses:
+        if one in largest:
+            lost = "Events" if one["lost"] is None else count(one["lost"], "event")
+            were = "was" if one["lost"] == 1 else "were"
+            of = f" of {one['queue']}" if names else ""
+            when = f"before {_moment(one['before_ts'])}"
+            if one["after_ts"]:
+                when = f"between {_between(one['after_ts'], one['before_ts'], ' and ')}"
+            yield (
+                f"{lost}{of} {were} trimmed before they were read, {when}: counts of that time are "
+                "too low."
+            )
+    if len(losses) > _MOST_LOSSES:
+        total = sum(one["lost"] or 0 for one in losses)
+        yield f"In all, {total:,} events were lost, at {len(losses):,} times. The plots show where."
 
 
-def _scale(report: dict[str, Any]) -> tuple[Any, float]:
-    """Where a moment is on the x axis, and how wide a window is."""
-    first = datetime.fromisoformat(report["timeline"][0]["start"])
-    last = datetime.fromisoformat(report["timeline"][-1]["start"])
-    windows = max(1, round((last - first).total_seconds() / report["window_s"])) + 1
-    width = (_WIDTH - _LEFT - _RIGHT) / windows
-
-    def x_of(start: str) -> float:
-        passed_s = (datetime.fromisoformat(start) - first).total_seconds()
-        place: float = _LEFT + passed_s / report["window_s"] * width
-        return place
-
-    return x_of, width
+# ── Numbers and plots ───────────────────────────────────────────────────────────────────────────
 
 
-def _y(value: float, most: float) -> float:
-    return _HEIGHT - _BOTTOM - value / most * (_HEIGHT - _TOP - _BOTTOM)
+def _tiles(report: dict[str, Any]) -> str:
+    totals = report["totals"]
+    span_s = (
+        datetime.fromisoformat(report["last"]) - datetime.fromisoformat(report["first"])
+    ).total_seconds()
+    runs, failed = totals["completed"] + totals["failed"], totals["failed"]
+    rate = totals["completed"] / span_s if span_s >= 1 else None
+    share = 100 * failed / runs if runs else 0
+    tiles = [
+        ("completed", _tall(totals["completed"]), "" if rate is None else _rate(rate)),
+        ("failed", _tall(failed), f"{_share(share)} of runs"),
+        ("retried", _tall(totals["retried"]), ""),
+        (_DEAD_NAME, _tall(totals["dead_lettered"]), ""),
+    ]
+    for label, name, scale in (
+        ("run time, median", "run_us", 1),
+        ("wait, median", "wait_ms", 1000),
+    ):
+        p50, p95, p99 = (_time(totals.get(f"{name}_{one}"), scale) for one in ("p50", "p95", "p99"))
+        tiles.append((label, p50, f"<i>p95 {p95}</i> <i>p99 {p99}</i>"))
+    return "<div class=tiles>" + "".join(
+        f"<div class=tile><small>{label}</small><b>{value}</b><small>{more}</small></div>"
+        for label, value, more in tiles
+    ) + "</div>"  # fmt: skip
 
 
-def _axes(most: float, report: dict[str, Any]) -> str:
-    parts = []
-    for i in range(5):
-        value = most * i / 4
-        y = _y(value, most)
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
-            f'stroke="#e5e7eb"/><text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{_short(value)}</text>"
-        )
-    return "".join(parts) + _times(report)
+def _plots(report: dict[str, Any]) -> Iterable[str]:
+    line = Timeline(report)
+    window = _window(line.window_s)
+    done = Series("completed", "done", line.values("completed"))
+    yield _section("Completed", f"jobs in each {window}", plots.bars(line, [done]), _legend(report))
+    ends = [
+        Series("failed", "failed", line.values("failed")),
+        Series("retried", "retried", line.values("retried")),
+        Series(_DEAD_NAME, "dead", line.values("dead_lettered")),
+    ]
+    text = f"runs that failed and what became of their jobs, in each {window}"
+    yield _section("Failed", text, plots.bars(line, ends), _legend(report, ends, "bar"))
+    for title, what, kind, scale in (
+        ("Wait", "from when a run was due until it began", "wait_ms", 1000),
+        ("Run time", "from a run's begin to its end", "run_us", 1),
+    ):
+        ranks = [
+            Series(one, one, line.values(f"{kind}_{one}", scale)) for one in ("p50", "p95", "p99")
+        ]
+        is_known = any(value is not None for one in ranks for value in one.values)
+        drawn = plots.durations(line, ranks) if is_known else ""
+        yield _section(title, what, drawn, _legend(report, ranks) if is_known else "")
+    if report["heat"]:
+        most = max(cell["runs"] for cell in report["heat"])
+        text = f"runs by time and length; the strongest colour is {count(most, 'run')}"
+        yield _section("Durations", text, plots.heat(line, report["heat"]), _legend(report))
 
 
-def _times(report: dict[str, Any]) -> str:
-    rows = report["timeline"]
-    x_of, _ = _scale(report)
-    chosen = rows[:: max(1, len(rows) // 6)]
-    return "".join(
-        f'<text x="{x_of(row["start"]):.1f}" y="{_HEIGHT - 8}">{row["start"][11:19]}</text>'
-        for row in chosen
-    )
+def _legend(report: dict[str, Any], series: Iterable[Series] = (), mark: str = "line") -> str:
+    shape = {"line": "M0 5H20", "bar": "M4 0H16V10H4z"}[mark]
+    items = [
+        f'<span><svg viewBox="0 0 20 10" aria-hidden="true"><path class="{mark} {one.style}" '
+        f'd="{shape}"/></svg>{one.name}</span>'
+        for one in series
+    ]
+    if report["losses"]:
+        items.append("<span><i class=band></i>events lost</span>")
+    return f"<p class=legend>{''.join(items)}</p>" if items else ""
 
 
-def _svg(parts: Iterable[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(parts)}</svg>'
-
-
-def _legend(series: Iterable[str]) -> str:
-    items = "".join(
-        f'<i style="background:{color}"></i>{escape(name)}'
-        for color, name in zip(_COLORS, series, strict=False)
-    )
-    return f"<p class=legend>{items}</p>"
+def _section(title: str, what: str, content: str, legend: str = "") -> str:
+    what = f"<p class=soft>{what}</p>" if what else ""
+    return f"<section><h2>{title}</h2>{what}{legend}{content or '<p>None.</p>'}</section>"
 
 
 # ── Tables ──────────────────────────────────────────────────────────────────────────────────────
 
+#: A column: its name, and a class of the style sheet (`n` for numbers).
+_Column = tuple[str, str]
 
-def _table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> str:
-    """Columns are names, with True for numbers; cells are HTML already."""
-    head = "".join(f"<th{' class=n' if number else ''}>{name}</th>" for name, number in columns)
+
+def _table(columns: Sequence[_Column], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    kinds = [f' class="{kind}"' if kind else "" for _, kind in columns]
+    head = "".join(
+        f'<th scope="col"{kind}>{name}</th>' for (name, _), kind in zip(columns, kinds, strict=True)
+    )
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=n' if number else ''}>{cell}</td>"
-            for cell, (_, number) in zip(row, columns, strict=True)
+            f'<td data-label="{name}"{kind}>{cell}</td>'
+            for cell, (name, _), kind in zip(row, columns, kinds, strict=True)
         )
         + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>" if body else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if body else ""
+
+
+def _tables(report: dict[str, Any]) -> Iterable[str]:
+    if len(report["queues"]) > 1:
+        yield _section("Queues", "what happened in each", _work(report["by_queue"], ("queue",)))
+    yield _section("Retries", "jobs by attempts so far and outcome", _funnel(report["funnel"]))
+    rows = report["signatures"]
+    left = report["totals"]["failed"] - sum(row["failures"] for row in rows)
+    more = f"; {left:,} failures with rarer ones are left off" if left > 0 else ""
+    dead = report["dlq"] and {
+        row["signature"]: row["failures"] for row in report["dlq"]["signatures"]
+    }
+    text = f"failed runs by what their errors have in common{more}"
+    yield _section("Failures", text, _signatures(rows, "failures", report, dead))
+    names = report["names"]
+    text = "by 95th percentile of run time"
+    if report["names_in_all"] > len(names):
+        text += f", the first {len(names)} of {report['names_in_all']:,}"
+    yield _section("Slowest names", text, _work(names, ("name", "queue")))
 
 
 def _funnel(rows: list[dict[str, Any]]) -> str:
     most = max((row["jobs"] for row in rows), default=1)
-    columns = (("attempts", True), ("outcome", False), ("jobs", True), ("", False))
+    columns = (("attempts", ""), ("outcome", ""), ("jobs", "n"), ("", "wide"))
     return _table(
         columns,
         (
@@ -230,69 +223,135 @@ def _funnel(rows: list[dict[str, Any]]) -> str:
                 str(row["attempts"]),
                 escape(row["outcome"]),
                 f"{row['jobs']:,}",
-                f'<span class=bar style="width:{300 * row["jobs"] / most:.0f}px"></span>',
+                f'<i class=share style="width:{100 * row["jobs"] / most:.1f}%"></i>',
             )
             for row in rows
         ),
     )
 
 
-def _signatures(rows: list[dict[str, Any]]) -> str:
-    columns = [("failures", True), ("signature", False), ("reason, masked", False)]
-    columns += (("names", False), ("last seen", False), ("samples", False))
+def _signatures(
+    rows: list[dict[str, Any]],
+    counted: str,
+    report: dict[str, Any],
+    dead: dict[str, int] | None = None,
+) -> str:
+    has_queues = len(report["queues"]) > 1
+    columns = [(counted, "n"), *([("dead now", "n")] if dead is not None else [])]
+    columns += [("reason, masked", "what"), ("signature", "one"), ("seen", "seen")]
+    columns += [("jobs, some", "ids")]
+
+    def cells(row: dict[str, Any]) -> Iterable[str]:
+        yield f"{row['failures']:,}"
+        if dead is not None:
+            yield f"{dead.get(row['signature'], 0):,}"
+        names = ", ".join(name or "(unnamed)" for name in row["names"])
+        where = f" in {', '.join(row['queues'])}" if has_queues else ""
+        yield (
+            f"<code>{escape(row['masked_reason']) or '(no text)'}</code>"
+            f"<small>{escape(names + where)}</small>"
+        )
+        yield f"<code>{escape(row['signature'])}</code>"
+        first, _, last = _between(row["first_seen"], row["last_seen"], "|").partition("|")
+        yield f"<span>{first}</span> <span>to {last}</span>"
+        yield "".join(_sample(one) for one in row["sample_ids"][:_SAMPLES])
+
+    return _table(columns, (tuple(cells(row)) for row in rows))
+
+
+def _sample(job_id: str) -> str:
+    """An id that may be any text is cut where it would fill the page."""
+    if len(job_id) <= _ID_CHARS:
+        return f"<code>{escape(job_id)}</code>"
+    return f'<code title="{escape(job_id)}">{escape(job_id[:_ID_CHARS])}…</code>'
+
+
+def _work(rows: list[dict[str, Any]], by: Sequence[str]) -> str:
+    columns = [*((name, "") for name in by), ("completed", "n"), ("failed", "n"), ("retried", "n")]
+    columns += [("dead", "n"), ("p50", "n"), ("p95", "n"), ("p99", "n")]
     return _table(
         columns,
         (
             (
-                f"{row['failures']:,}",
-                f"<code>{escape(row['signature'])}</code>",
-                f"<code>{escape(row['masked_reason'])}</code>",
-                escape(", ".join(row["names"])),
-                escape(str(row["last_seen"])[:19]),
-                "<code>" + escape(", ".join(row["sample_ids"][:3])) + "</code>",
+                *(escape(row[name] or "(unnamed)") for name in by),
+                *(f"{row[name]:,}" for name in ("completed", "failed", "retried", "dead_lettered")),
+                *(_time(row[f"run_us_{one}"]) for one in ("p50", "p95", "p99")),
             )
             for row in rows
         ),
     )
 
 
-def _names(rows: list[dict[str, Any]]) -> str:
-    columns = [("name", False), ("queue", False), ("completed", True), ("failed", True)]
-    columns += (("p50 ms", True), ("p95 ms", True), ("p99 ms", True))
-    return _table(
-        columns,
+def _dead(report: dict[str, Any]) -> str:
+    title, found = "Dead-letter queue", report["dlq"]
+    if found is None:
+        why = report.get("dlq_unknown")
+        told = f"Not known: {why}." if why else "Not known: no server was asked."
+        return _section(title, "", f"<p>{escape(told)}</p>")
+    if not found["jobs"]:
+        return _section(title, "", "<p>Empty.</p>")
+    kinds = ", ".join(f"{row['jobs']:,} {row['reason'] or 'unknown'}" for row in found["reasons"])
+    signatures = found["signatures"]
+    left = found["jobs"] - sum(row["failures"] for row in signatures)
+    more = f" {left:,} with rarer signatures are left off." if left > 0 else ""
+    text = f"{count(found['jobs'], 'job')} when the report was made: {kinds}.{more}"
+    first = signatures[0]
+    command = (
+        f"chasqui spark replay --queue {','.join(first['queues'])} --signature {first['signature']}"
+    )
+    hint = f"<p class=soft>To run those of one signature again: <code>{escape(command)}</code></p>"
+    return _section(title, escape(text), _signatures(signatures, "jobs", report) + hint)
+
+
+def _numbers(report: dict[str, Any]) -> str:
+    """What the plots show, for those who cannot see them."""
+    columns = [("window", ""), ("completed", "n"), ("failed", "n"), ("retried", "n"), ("dead", "n")]
+    columns += [("wait p95", "n"), ("run p95", "n")]
+    rows = (
         (
-            (
-                escape(row["name"] or "(unnamed)"),
-                escape(row["queue"]),
-                f"{row['completed']:,}",
-                f"{row['failed']:,}",
-                *(_ms(row[f"run_us_{one}"]) for one in ("p50", "p95", "p99")),
-            )
-            for row in rows
-        ),
+            _moment(row["start"]),
+            *(f"{row[name]:,}" for name in ("completed", "failed", "retried", "dead_lettered")),
+            _time(row.get("wait_ms_p95"), 1000),
+            _time(row["run_us_p95"]),
+        )
+        for row in report["timeline"]
     )
+    return f"<details><summary>The plots in numbers</summary>{_table(columns, rows)}</details>"
 
 
-def _dead(rows: list[dict[str, Any]]) -> str:
-    columns = (("jobs", True), ("queue", False), ("reason", False))
-    return _table(
-        columns,
-        ((f"{row['jobs']:,}", escape(row["queue"]), escape(row["reason"] or "-")) for row in rows),
-    )
+# ── Words ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ms(value_us: float | None) -> str:
-    return "-" if value_us is None else f"{value_us / 1000:,.2f}"
+def _tall(number: int) -> str:
+    """A number that fits its tile."""
+    if number < 10**9:
+        return f"{number:,}"
+    return f'<span title="{number:,}">{number / 10**9:,.2f} billion</span>'
 
 
-def _short(value: float) -> str:
-    if value >= 10_000:
-        return f"{value / 1000:,.0f}k"
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.{int(per_s < 100)}f} a second"
 
 
-def _duration(us: float) -> str:
-    if us < 1000:
-        return f"{us:.0f} us"
-    return f"{us / 1000:.0f} ms" if us < 1_000_000 else f"{us / 1_000_000:.0f} s"
+def _share(percent: float) -> str:
+    return "less than 0.01 %" if 0 < percent < 0.01 else f"{percent:.2g} %"
+
+
+def _time(value: float | None, scale: int = 1) -> str:
+    return "-" if value is None else duration(value * scale)
+
+
+def _window(window_s: int) -> str:
+    names = {1: "second", 60: "minute", 3600: "hour", 86_400: "day"}
+    return names.get(window_s, duration(window_s * 1e6))
+
+
+def _moment(text: str) -> str:
+    moment = datetime.fromisoformat(text)
+    return f"{moment.day} {moment:%b %Y, %H:%M:%S}"
+
+
+def _between(first: str, last: str, word: str = " to ") -> str:
+    """Two moments; the day of the second where it is another."""
+    same_day = first[:10] == last[:10]
+    return f"{_moment(first)}{word}{last[11:19] if same_day else _moment(last)}"

@@ -163,6 +163,8 @@ class _Facts:
     added: int | None
     length: int
     last_id: str
+    #: None if it is empty.
+    first_id: str | None = None
 
     @property
     def trimmed(self) -> int | None:
@@ -210,8 +212,12 @@ def _facts(reply: Any) -> _Facts:
             raise exception_for(reply)
         return _Facts(0, 0, BEGINNING)  # there is no such stream
     pairs = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    first = pairs[b"first-entry"]
     return _Facts(
-        pairs.get(b"entries-added"), pairs[b"length"], pairs[b"last-generated-id"].decode()
+        pairs.get(b"entries-added"),
+        pairs[b"length"],
+        pairs[b"last-generated-id"].decode(),
+        None if first is None else first[0].decode(),
     )
 
 
@@ -225,6 +231,12 @@ def head(stream: bytes) -> Plan[Place]:
     """The place right before the first entry that is still there."""
     facts = _facts((yield _info(stream)))
     return Place(BEGINNING, facts.trimmed)
+
+
+def oldest(stream: bytes) -> Plan[tuple[str | None, int | None]]:
+    """The id of the first entry that is still there, and how many were before it, if known."""
+    facts = _facts((yield _info(stream)))
+    return facts.first_id, facts.trimmed
 
 
 def cut(after: str, marks: Sequence[Mark], most_rows: int, least_parts: int) -> list[Range]:

@@ -1,60 +1,226 @@
 """The report: everything a person wants to know of a day of jobs, as data.
 
 `gather` computes, `chasqui.spark.html` draws. The data are plain values, so the same report is
-JSON.
+JSON. What the events cannot tell, since they were trimmed, is a part of the report.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import functions as F
 
-from chasqui.spark import rollups
+from chasqui.errors import ChasquiError
+from chasqui.keys import Keys
+from chasqui.spark import ranges, rollups
+from chasqui.spark.archiving import read_archive, read_losses
+from chasqui.spark.link import check_queues, connected, queues_of
+from chasqui.spark.options import OptionError
 from chasqui.spark.signatures import triage
+from chasqui.spark.verbs import of_server, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Columns of the plots: so many windows at most.
 WINDOWS: Final = 120
 _NICE_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 86_400)
 _MOST_NAMES: Final = 15
 _MOST_SIGNATURES: Final = 20
+#: What a report reads of dead jobs: their payloads it does without.
+_DEAD: Final = ("queue", "entry_id", "entry_ts", "job_id", "name", "reason", "detail", "error")
+
+_NOTHING: Final[dict[str, Any]] = {"window_s": None, "timeline": []}
+
+#: Per queue: `first`, when the first event was that is still there (None: there is none), and
+#: `trimmed`, how many there were before it (None: nobody knows).
+Kept: TypeAlias = dict[str, Any]
 
 
-def gather(events: "DataFrame", dead: "DataFrame | None" = None) -> dict[str, Any]:
-    """The report over events, and over the dead-letter queue if it is given."""
-    events = events.where("event != 'drained'").cache()
+def report_queue(
+    spark: "SparkSession", queue: str, *, since: datetime | None = None, **options: Any
+) -> dict[str, Any]:
+    """The report over what the server has now of a queue, or of several, with commas.
+
+    Events that are trimmed while they are read are counted, and told of. `options` name the server.
+    """
+    start = None if since is None else int(since.timestamp() * 1000)
+    kept = kept_events(queue, **options)
+    events = read(
+        spark, "events", queue, **options, startingTimestamp=start, failOnDataLoss=False
+    ).cache()
     try:
-        span = events.agg(F.min("ts"), F.max("ts"), F.count("*")).first()
-        first, last, count = span
-        if not count:
-            return {"events": 0, "queues": [], "window_s": None}
-        window_s = _window_s((last - first).total_seconds())
-        rolled = rollups.rollup(events, f"{window_s} seconds").cache()
-        try:
-            return {
-                "events": count,
-                "first": first.isoformat(),
-                "last": last.isoformat(),
-                "window_s": window_s,
-                "queues": _queues(rolled),
-                "totals": _totals(rolled),
-                "timeline": _timeline(rolled, events, window_s),
-                "heat": _heat(events, window_s),
-                "names": _names(rolled),
-                "funnel": _rows(
-                    rollups.funnel(events)
-                    .groupBy("attempts", "outcome")
-                    .agg(F.sum("jobs").alias("jobs"))
-                    .orderBy("attempts", "outcome")
-                ),
-                "signatures": _signatures(events),
-                "dlq": [] if dead is None else _dead(dead),
-            }
-        finally:
-            rolled.unpersist()
+        events.count()  # all of them, now
+        losses = _trimmed_meanwhile(events, kept, kept_events(queue, **options), since)
+        dead = read(spark, "dlq", queue, **options, columns=_DEAD)
+        return _gather(events, dead, losses, kept, since)
     finally:
         events.unpersist()
+
+
+def report_archive(
+    spark: "SparkSession",
+    archive: str,
+    queue: str,
+    *,
+    since: datetime | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The report over archived events. `options` name the server that is asked for dead jobs.
+
+    If that cannot be reached, or does not have the queue, the report says that nobody knows.
+    """
+    names = of_server({**options, "queue": queue}).queue
+    every = read_archive(spark, archive).where(F.col("queue").isin(*names))
+    events, kept = every, list[Kept]()
+    if since is not None:
+        events, older = every.where(F.col("ts") >= F.lit(since)), every.where(F.col("ts") < since)
+        covered = {row[0] for row in older.select("queue").distinct().collect()}
+        begun = events.where(~F.col("queue").isin(*covered)) if covered else events
+        rows = begun.groupBy("queue").agg(F.min("ts")).orderBy("queue").collect()
+        kept = [{"queue": name, "first": _utc(first), "trimmed": None} for name, first in rows]
+    losses = read_losses(spark, archive).where(F.col("queue").isin(*names))
+    unknown = why_unknown(queue, **options)
+    dead = None if unknown else read(spark, "dlq", queue, **options, columns=_DEAD)
+    report = gather(events, dead, losses=losses, kept=kept, since=since)
+    return {**report, "dlq_unknown": unknown}
+
+
+def why_unknown(queue: str, **options: Any) -> str | None:
+    """Why the server cannot tell of these queues; None if it can."""
+    try:
+        checked = of_server({**options, "queue": queue})
+        check_queues(checked, checked.queue)
+    except (ChasquiError, OptionError) as error:
+        return str(error)
+    return None
+
+
+def kept_events(queue: str, **options: Any) -> list[Kept]:
+    """Which events of a queue, or of several with commas, its server still has."""
+    checked = of_server({**options, "queue": queue})
+    kept = []
+    for name in queues_of(checked):
+        with connected(checked, name) as connection:
+            first, trimmed = connection.run(ranges.oldest(Keys(name).events))
+        moment = None if first is None else _moment(first)
+        kept.append({"queue": name, "first": moment, "first_id": first, "trimmed": trimmed})
+    return kept
+
+
+def gather(
+    events: "DataFrame",
+    dead: "DataFrame | None" = None,
+    *,
+    losses: "DataFrame | Iterable[Mapping[str, Any]] | None" = None,
+    kept: Iterable[Kept] = (),
+    since: datetime | None = None,
+) -> dict[str, Any]:
+    """The report over events and, if a dlq table is given, over that.
+
+    `losses` are rows as `read_losses` gives them. With `kept`, of `kept_events`, and `since`, what
+    was asked for, the report tells where its events do not reach back as far.
+    """
+    if losses is not None and not isinstance(losses, Iterable):
+        losses = [row.asDict() for row in losses.collect()]
+    events = events.cache()
+    try:
+        return _gather(events, dead, list(losses or ()), kept, since)
+    finally:
+        events.unpersist()
+
+
+def _gather(
+    events: "DataFrame",
+    dead: "DataFrame | None",
+    losses: Iterable[Mapping[str, Any]],
+    kept: Iterable[Kept],
+    since: datetime | None,
+) -> dict[str, Any]:
+    events = events.where("event != 'drained'")
+    first, last, count = events.agg(F.min("ts"), F.max("ts"), F.count("*")).first()
+    report = {
+        "made": datetime.now(UTC).isoformat(),
+        "events": count,
+        "since": _plain(since),
+        "kept": [
+            {name: _plain(one[name]) for name in ("queue", "first", "trimmed")} for one in kept
+        ],
+        "losses": _told(losses, since),
+        "dlq": None if dead is None else _dead(dead),
+    }
+    if not count:
+        return {**report, "queues": [one["queue"] for one in report["kept"]], **_NOTHING}
+    window_s = _window_s((last - first).total_seconds())
+    rolled = rollups.rollup(events, f"{window_s} seconds").cache()
+    try:
+        waited, by_queue = _waited(events, window_s), _merged(rolled, "queue")
+        return {
+            **report,
+            "first": _plain(first),
+            "last": _plain(last),
+            "window_s": window_s,
+            "queues": [row["queue"] for row in by_queue],
+            "by_queue": by_queue,
+            "totals": {**_merged(rolled)[0], **waited.get(None, {})},
+            "timeline": _timeline(rolled, waited),
+            "heat": _heat(events, window_s),
+            **_names(rolled),
+            "funnel": _rows(
+                rollups.funnel(events)
+                .groupBy("attempts", "outcome")
+                .agg(F.sum("jobs").alias("jobs"))
+                .orderBy("attempts", "outcome")
+            ),
+            "signatures": _rows(triage(events).limit(_MOST_SIGNATURES)),
+        }
+    finally:
+        rolled.unpersist()
+
+
+# ── What is missing ─────────────────────────────────────────────────────────────────────────────
+
+
+def _trimmed_meanwhile(
+    events: "DataFrame", before: list[Kept], after: list[Kept], since: datetime | None
+) -> list[dict[str, Any]]:
+    """What was trimmed between two looks, and is not among the events that were read between."""
+    losses = []
+    for was, now in zip(before, after, strict=True):
+        if was["trimmed"] is None or now["trimmed"] == was["trimmed"] or was["first"] is None:
+            continue
+        end = now["first"] or datetime.now(UTC)
+        if since is not None and end <= since:
+            continue
+        lost = None  # what lies between the first event and `since` is not counted
+        if since is None or since <= was["first"]:
+            mine = events.where(F.col("queue") == was["queue"])
+            if now["first_id"] is not None:
+                mine = mine.where(_order(F.col("entry_id")) < _order(F.lit(now["first_id"])))
+            lost = now["trimmed"] - was["trimmed"] - mine.count()
+        if lost != 0:
+            start = was["first"] if since is None else max(since, was["first"])
+            losses.append(
+                {"queue": was["queue"], "after_ts": start, "before_ts": end, "lost": lost}
+            )
+    return losses
+
+
+def _told(losses: Iterable[Mapping[str, Any]], since: datetime | None) -> list[dict[str, Any]]:
+    """The losses of the time that was asked for, in order."""
+    names = ("queue", "after_ts", "before_ts", "lost")
+    rows = [{name: _plain(row[name]) for name in names} for row in losses]
+    if since is not None:
+        rows = [row for row in rows if row["before_ts"] > _plain(since)]
+    return sorted(rows, key=lambda row: (row["before_ts"], row["queue"]))
+
+
+def _order(entry_id: Any) -> Any:
+    """A stream id as something that compares as Redis compares them."""
+    return F.struct(*(F.split(entry_id, "-")[i].cast("decimal(20)") for i in (0, 1)))
+
+
+# ── Numbers ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _window_s(span_s: float) -> int:
@@ -62,75 +228,72 @@ def _window_s(span_s: float) -> int:
     return next((nice for nice in _NICE_S if span_s / nice <= WINDOWS), 86_400)
 
 
-def _queues(rolled: "DataFrame") -> list[str]:
-    return [row[0] for row in rolled.select("queue").distinct().orderBy("queue").collect()]
+def _merged(rolled: "DataFrame", *by: str) -> list[dict[str, Any]]:
+    """All windows together."""
+    summed = _summed(rolled, *by)
+    return _rows(summed.orderBy(*by) if by else summed)
 
 
-def _totals(rolled: "DataFrame") -> dict[str, Any]:
-    totals = rolled.agg(
-        *(F.sum(name).alias(name) for name in rollups.COUNTED),
-        F.sum("runs").alias("runs"),
-        F.expr("kll_merge_agg_bigint(run_us_sketch)").alias("run_us_sketch"),
-        F.sum("waits").alias("waits"),
-        F.expr("kll_merge_agg_bigint(wait_ms_sketch)").alias("wait_ms_sketch"),
-    )
-    return dict(_rows(rollups.with_percentiles(totals))[0])
+def _summed(rolled: "DataFrame", *by: str) -> "DataFrame":
+    return rollups.with_percentiles(rolled.groupBy(*by).agg(*rollups.sums()))
 
 
-def _timeline(rolled: "DataFrame", events: "DataFrame", window_s: int) -> list[dict[str, Any]]:
-    """Per window, all queues and names together; waits without the delay of delayed jobs."""
-    window = f"{window_s} seconds"
-    merged = rollups.with_percentiles(
-        rollups.merge(rolled.withColumn("all", F.lit("")), window, by=("all",))
-    ).drop("all", "wait_ms_p50", "wait_ms_p95", "wait_ms_p99", "waits")
-    waited = (
-        rollups.waits(events)
-        .groupBy(F.window("ts", window).start.alias("start"))
-        .agg(
-            *(
-                F.expr(f"percentile_approx(wait_ms, {rank}, 1000)").alias(f"wait_ms_{name}")
-                for name, rank in rollups.PERCENTILES.items()
-            )
+def _waited(events: "DataFrame", window_s: int) -> dict[str | None, dict[str, Any]]:
+    """Per window, and for all of them under None: waits without the delay of delayed jobs."""
+    start = F.window("ts", f"{window_s} seconds").start
+    waits = rollups.waits(events).withColumn("start", start)
+    rows = waits.rollup("start").agg(
+        *(
+            F.expr(f"percentile_approx(wait_ms, {rank}, 1000)").alias(f"wait_ms_{name}")
+            for name, rank in rollups.PERCENTILES.items()
         )
     )
-    return _rows(merged.join(waited, "start", "left").orderBy("start"))
+    return {row.pop("start"): row for row in _rows(rows)}
+
+
+def _timeline(
+    rolled: "DataFrame", waited: dict[str | None, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Per window, all queues and names together. A window without events has no row."""
+    return [{**row, **waited.get(row["start"], {})} for row in _merged(rolled, "start")]
 
 
 def _heat(events: "DataFrame", window_s: int) -> list[dict[str, Any]]:
-    """Runs by window and duration; a bucket is a power of two, in microseconds."""
-    bucket = F.floor(F.log2(F.greatest(F.col("duration_us"), F.lit(1)))).cast("int")
+    """Runs by window and duration: from 1, 2, 5, 10, … microseconds on."""
+    us = F.greatest(F.col("duration_us"), F.lit(1))
+    power = F.pow(F.lit(10), F.floor(F.log10(us)))
+    digit = F.when(us >= 5 * power, 5).when(us >= 2 * power, 2).otherwise(1)
     return _rows(
         events.where("duration_us is not null")
         .groupBy(
-            F.window("ts", f"{window_s} seconds").start.alias("start"), bucket.alias("log2_us")
+            F.window("ts", f"{window_s} seconds").start.alias("start"),
+            (power * digit).cast("bigint").alias("from_us"),
         )
         .agg(F.count("*").alias("runs"))
-        .orderBy("start", "log2_us")
+        .orderBy("start", "from_us")
     )
 
 
-def _names(rolled: "DataFrame") -> list[dict[str, Any]]:
-    """The slowest names, by their 95th percentile."""
-    merged = rolled.groupBy("queue", "name").agg(
-        *(F.sum(name).alias(name) for name in rollups.COUNTED),
-        F.sum("runs").alias("runs"),
-        F.expr("kll_merge_agg_bigint(run_us_sketch)").alias("run_us_sketch"),
-        F.sum("waits").alias("waits"),
-        F.expr("kll_merge_agg_bigint(wait_ms_sketch)").alias("wait_ms_sketch"),
-    )
-    slowest = rollups.with_percentiles(merged).orderBy(F.desc_nulls_last("run_us_p95"))
-    return _rows(slowest.limit(_MOST_NAMES))
+def _names(rolled: "DataFrame") -> dict[str, Any]:
+    """The slowest names, by their 95th percentile, and how many there are in all."""
+    every = _summed(rolled, "queue", "name")
+    slowest = every.orderBy(F.desc_nulls_last("run_us_p95"), "queue", "name").limit(_MOST_NAMES)
+    count = rolled.select("queue", "name").distinct().count()
+    return {"names": _rows(slowest), "names_in_all": count}
 
 
-def _signatures(events: "DataFrame") -> list[dict[str, Any]]:
-    failed = events.where("event = 'failed'")
-    return _rows(triage(failed).limit(_MOST_SIGNATURES))
-
-
-def _dead(dead: "DataFrame") -> list[dict[str, Any]]:
-    return _rows(
-        dead.groupBy("queue", "reason").agg(F.count("*").alias("jobs")).orderBy(F.desc("jobs"))
-    )
+def _dead(dead: "DataFrame") -> dict[str, Any]:
+    dead = dead.select(*_DEAD).cache()
+    try:
+        reasons = dead.groupBy("reason").agg(F.count("*").alias("jobs"))
+        by_reason = _rows(reasons.orderBy(F.desc("jobs"), "reason"))
+        return {
+            "jobs": sum(row["jobs"] for row in by_reason),
+            "reasons": by_reason,
+            "signatures": _rows(triage(dead).limit(_MOST_SIGNATURES)),
+        }
+    finally:
+        dead.unpersist()
 
 
 def _rows(df: "DataFrame") -> list[dict[str, Any]]:
@@ -138,4 +301,13 @@ def _rows(df: "DataFrame") -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else value
+    return _utc(value).isoformat() if isinstance(value, datetime) else value
+
+
+def _utc(moment: datetime) -> datetime:
+    """Spark gives moments without a zone, in that of this process."""
+    return moment.astimezone(UTC)
+
+
+def _moment(entry_id: str) -> datetime:
+    return datetime.fromtimestamp(ranges.order(entry_id)[0] / 1000, UTC)

@@ -64,13 +64,7 @@ def merge(
     rolled: "DataFrame", window: str = "1 hour", *, by: tuple[str, ...] = ("queue", "name")
 ) -> "DataFrame":
     """Rollups of small windows as one of larger ones, without the events."""
-    merged = rolled.groupBy(*by, F.window("start", window).alias("window")).agg(
-        *(F.sum(name).alias(name) for name in COUNTED),
-        F.sum("runs").alias("runs"),
-        F.expr("kll_merge_agg_bigint(run_us_sketch)").alias("run_us_sketch"),
-        F.sum("waits").alias("waits"),
-        F.expr("kll_merge_agg_bigint(wait_ms_sketch)").alias("wait_ms_sketch"),
-    )
+    merged = rolled.groupBy(*by, F.window("start", window).alias("window")).agg(*sums())
     return _with_rate(merged).select(
         *by,
         F.col("window.start").alias("start"),
@@ -82,6 +76,17 @@ def merge(
         "waits",
         "wait_ms_sketch",
     )
+
+
+def sums() -> list["Column"]:
+    """Rows of a rollup taken together, for `agg`."""
+    return [
+        *(F.sum(name).alias(name) for name in COUNTED),
+        F.sum("runs").alias("runs"),
+        F.expr("kll_merge_agg_bigint(run_us_sketch)").alias("run_us_sketch"),
+        F.sum("waits").alias("waits"),
+        F.expr("kll_merge_agg_bigint(wait_ms_sketch)").alias("wait_ms_sketch"),
+    ]
 
 
 def with_percentiles(rolled: "DataFrame") -> "DataFrame":
