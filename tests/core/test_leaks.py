@@ -3,6 +3,7 @@
 import collections
 import gc
 import re
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ from chasqui._core.maps import pack_maps
 from chasqui._core.options import draw_delayed_ids, job_keys, read_options
 from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import Builder, ProtocolError, ReplyReader
+from chasqui._core.typed import unpack_column
 from chasqui._core.ulid import UlidFactory
 from chasqui.job import job_slots
 from tests.core.memory import assert_keeps_nothing
@@ -89,6 +91,15 @@ STREAMS, RANGE, AUTOCLAIM = map(EntryBuilder, ("streams", "range", "autoclaim"))
 COLUMNS = ColumnBuilder(
     "range", [("name", "text", b"n")], ("entry_id", "payload", "envelope", "extra")
 )
+PAIR = msgpack.packb({"a": ["x", "2026-11-18"], "d": "1E+2"}) * 2
+PAIR_ENDS = struct.pack("=3i", 0, len(PAIR) // 2, len(PAIR))
+_TEXT = ("element", "text", "string", True, 0, 0, [])
+_DAY = ("element", "date", "date", True, 0, 0, [])
+_PRICE = ("d", "decimal", "decimal(10,2)", True, 10, 2, [])
+SHAPE: Any = ("p", "struct", "struct", True, 0, 0,
+              [("a", "list", "array", True, 0, 0, [_TEXT]), _PRICE])  # fmt: skip
+MISFIT: Any = ("p", "struct", "struct", True, 0, 0,
+               [("a", "list", "array", True, 0, 0, [_DAY]), _PRICE])  # fmt: skip
 NUMBERS = ("n", "int64", 0, b"\x01", bytes(16), None)
 
 ROW = frame("d", ENVELOPE, "n", "a name of mine", "x", "of no meaning")
@@ -217,6 +228,9 @@ CALLS: dict[str, Callable[[], object]] = {
         2, [NUMBERS, ("s", "struct", 0, None, None, None, (2, [NUMBERS]))]
     ),
     "pack_maps, wrong": lambda: pack_maps(2, [NUMBERS, ("n", "int64", 9, None, bytes(16), None)]),
+    "unpack_column": lambda: unpack_column(SHAPE, 2, 0, None, PAIR_ENDS, PAIR),
+    "unpack_column, misfits": lambda: unpack_column(MISFIT, 2, 0, None, PAIR_ENDS, PAIR),
+    "unpack_column, wrong": lambda: unpack_column(SHAPE, 2, 0, None, PAIR_ENDS[:8], PAIR),
     "slots": lambda: job_slots.make(2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None),
     "slots, wrong": lambda: job_slots.make(2, ["a"], "n", [[], {}], 0, NOW_MS, True, None, None),
     "xadd": clean(lambda: xadd(BUFFER, b"k", ["field", 1000, b"x", 2.5], maxlen=1000)),
