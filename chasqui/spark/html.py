@@ -80,13 +80,16 @@ def _losses(report: dict[str, Any]) -> Iterable[str]:
     names = len({*report["queues"], *(one["queue"] for one in losses)}) > 1
     largest = sorted(losses, key=lambda one: -(one["lost"] or 0))[:_MOST_LOSSES]
     for one in losses:
-        if one in largest:
-            lost = "Events" if one["lost"] is None else count(one["lost"], "event")
-            were = "was" if one["lost"] == 1 else "were"
-            of = f" of {one['queue']}" if names else ""
-            when = f"before {_moment(one['before_ts'])}"
-            if one["after_ts"]:
-                when = f"between {_between(one['after_ts'], one['before_ts'], ' and ')}"
+        if one not in largest:
+            continue
+        of = f" of {one['queue']}" if names else ""
+        when = f"before {_moment(one['before_ts'])}"
+        if one["after_ts"]:
+            when = f"between {_between(one['after_ts'], one['before_ts'], ' and ')}"
+        if one["lost"] is None:
+            yield f"Events{of} may be missing {when}; nobody knows how many."
+        else:
+            lost, were = count(one["lost"], "event"), "was" if one["lost"] == 1 else "were"
             yield (
                 f"{lost}{of} {were} trimmed before they were read, {when}: counts of that time are "
                 "too low."

@@ -21,9 +21,11 @@ _VALUE_TICKS: Final = 5
 #: Beyond, the text of a tick would stick out.
 _LAST_TICK: Final = 0.94
 _DAY_S: Final = 86_400
+_YEAR_S: Final = 365 * _DAY_S
 _STEPS_S: Final = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200,
     _DAY_S, 2 * _DAY_S, 7 * _DAY_S, 14 * _DAY_S, 28 * _DAY_S, 91 * _DAY_S, 364 * _DAY_S,
+    3640 * _DAY_S, 18_200 * _DAY_S,
 )  # fmt: skip
 
 
@@ -103,7 +105,7 @@ class Timeline:
 def clock(unix_s: float, span_s: float, step_s: float = 1) -> str:
     """A moment on an axis that is so long: its time, and its day where that is news."""
     moment = datetime.fromtimestamp(unix_s, UTC)
-    day = f"{moment.day} {moment:%b}"
+    day = f"{moment:%b %Y}" if span_s > _YEAR_S else f"{moment.day} {moment:%b}"
     if step_s >= _DAY_S:
         return day
     time = f"{moment:%H:%M:%S}" if step_s % 60 else f"{moment:%H:%M}"

@@ -4,8 +4,9 @@
 JSON. What the events cannot tell, since they were trimmed, is a part of the report.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import functions as F
@@ -74,8 +75,8 @@ def report_archive(
     every = read_archive(spark, archive).where(F.col("queue").isin(*names))
     events, kept = every, list[Kept]()
     if since is not None:
-        events, older = every.where(F.col("ts") >= F.lit(since)), every.where(F.col("ts") < since)
-        covered = {row[0] for row in older.select("queue").distinct().collect()}
+        events, older = _split(every, since)
+        covered = {row[0] for row in older.collect()}
         begun = events.where(~F.col("queue").isin(*covered)) if covered else events
         rows = begun.groupBy("queue").agg(F.min("ts")).orderBy("queue").collect()
         kept = [{"queue": name, "first": _utc(first), "trimmed": None} for name, first in rows]
@@ -84,6 +85,20 @@ def report_archive(
     dead = None if unknown else read(spark, "dlq", queue, **options, columns=_DEAD)
     report = gather(events, dead, losses=losses, kept=kept, since=since)
     return {**report, "dlq_unknown": unknown}
+
+
+def _split(archived: "DataFrame", since: datetime) -> tuple["DataFrame", "DataFrame"]:
+    """The events since then, and the queues that have older ones.
+
+    Days are folders, so of days long before then nothing is read but that they are there. A day is
+    one of the session that wrote it: the days next to it may be of that time too.
+    """
+    day = _utc(since).date()
+    is_near = F.col("date") >= F.lit(day - timedelta(days=1))
+    is_older = (F.col("date") <= F.lit(day + timedelta(days=1))) & (F.col("ts") < F.lit(since))
+    near = archived.where(is_near)
+    older = archived.where(~is_near).select("queue").union(near.where(is_older).select("queue"))
+    return near.where(F.col("ts") >= F.lit(since)), older.distinct()
 
 
 def why_unknown(queue: str, **options: Any) -> str | None:
@@ -224,8 +239,9 @@ def _order(entry_id: Any) -> Any:
 
 
 def _window_s(span_s: float) -> int:
-    """A round window that gives a readable number of columns."""
-    return next((nice for nice in _NICE_S if span_s / nice <= WINDOWS), 86_400)
+    """A round window that gives a readable number of columns; beyond the list, whole days."""
+    days = math.ceil(span_s / WINDOWS / 86_400)
+    return next((nice for nice in _NICE_S if span_s / nice <= WINDOWS), days * 86_400)
 
 
 def _merged(rolled: "DataFrame", *by: str) -> list[dict[str, Any]]:
