@@ -397,6 +397,7 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
                 for i in range(90)
             ]
         )
+        unread = queue.add("m", {"n": "many"})
     # As a producer with tracing adds them: one is to be buried, one to be retried.
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for n, attempts in ((90, 1), (93, 2)):
@@ -430,12 +431,16 @@ def test_bad_rows_of_a_consumed_batch_are_retried_or_buried(
     assert moved[0] == {"retried": 16, "buried": 16, "lost": 0}
     assert moved[1]["retried"] == moved[1]["buried"] == 0
     assert redis("ZCARD", redis.keys.delayed) == 16
-    assert redis("XLEN", redis.keys.dlq) == 16
+    assert redis("XLEN", redis.keys.dlq) == 17
     assert redis("XLEN", redis.keys.stream) == 0
     assert redis("XPENDING", redis.keys.stream, "default")[0] == 0
     assert redis("GET", redis.keys.trace("traced-93")) == parent.encode()
-    *_, (_, dead) = redis("XRANGE", redis.keys.dlq, "-", "+")
-    fields = dict(zip(dead[::2], dead[1::2], strict=True))
+    *_, traced, last = redis("XRANGE", redis.keys.dlq, "-", "+")
+    fields, of_unread = (
+        dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in (traced, last)
+    )
+    assert decode_envelope(of_unread[b"d"]).id == unread.id
+    assert of_unread[b"detail"] == b"payload.n: expected bigint, got text"
     assert fields[b"traceparent"] == parent.encode()
     assert (fields[b"error"], fields[b"attempts"]) == (b"no good", b"1")
     assert fields[b"consumer"].startswith(b"spark:etl:")
