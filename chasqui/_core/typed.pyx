@@ -8,20 +8,18 @@ import datetime
 import decimal
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_RawFree
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.math cimport isinf
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy
 
-from chasqui._core.column cimport Block, is_ascii, read_number, reserve, take_block
+from chasqui._core.column cimport is_ascii, read_number
 from chasqui._core.envelope cimport MAX_DEPTH, fault_text
+from chasqui._core.fields cimport Field, Lent
 from chasqui._core.forms cimport DECIMAL_BYTES, read_clock, read_date, read_decimal, read_moment
 from chasqui._core.maps cimport (
-    BINARY, BOOL, CLOCK, DATE, DECIMAL, DOUBLE, FLOAT, INT8, INT64, KINDS, LIST, MAP, MOMENT, NOTHING, STRUCT, TEXT,
-    WIDTHS,
+    BINARY, BOOL, CLOCK, DATE, DECIMAL, DOUBLE, FLOAT, INT8, INT64, LIST, MAP, MOMENT, NOTHING, STRUCT, TEXT,
 )
 from chasqui._core.msgpack cimport (
     ARRAY, BIN, NIL, NO, PAIRS, REAL, STR, TOO_LARGE, Fault, big_endian, many_at, number_at, run_at, skip_value,
@@ -31,7 +29,6 @@ from chasqui._core.msgpack cimport (
 cdef enum:
     MISFIT = -1                 # instead of an offset: a value does not fit, and was told
 
-cdef bytes NO_ENDS = bytes(4)
 cdef object EPOCH = datetime.datetime(1970, 1, 1)
 cdef object MICROSECOND = datetime.timedelta(microseconds=1)
 
@@ -44,39 +41,27 @@ def unpack_column(tuple shape not None, Py_ssize_t rows, Py_ssize_t offset, bitm
     not fit are null, and have their reason by their number.
     """
     cdef Unpacker unpacker = Unpacker(shape)
-    cdef Py_buffer there, bounds, data
+    cdef Lent there = Lent(bitmap), bounds = Lent(ends), data = Lent(values)
+    cdef const uint8_t* bits = NULL
     cdef int32_t at[2]
     cdef Py_ssize_t row, place
     cdef dict reasons = {}
-    cdef bint has_bitmap = bitmap is not None
-    if rows == 0:
-        return unpacker.root.take(), reasons
-    PyObject_GetBuffer(ends, &bounds, PyBUF_SIMPLE)
-    try:
-        PyObject_GetBuffer(b"" if values is None else values, &data, PyBUF_SIMPLE)
-        try:
-            PyObject_GetBuffer(bitmap if has_bitmap else b"", &there, PyBUF_SIMPLE)
-            try:
-                if offset < 0 or rows < 0 or bounds.len < 4 * (offset + rows + 1) \
-                        or has_bitmap and there.len < (offset + rows + 7) // 8:
-                    raise ValueError("the buffers are shorter than promised")
-                for row in range(rows):
-                    place = offset + row
-                    if has_bitmap and not (<const uint8_t*>there.buf)[place >> 3] >> (place & 7) & 1:
-                        unpacker.root.put_null()
-                        continue
-                    memcpy(at, <const char*>bounds.buf + 4 * place, 8)
-                    if not 0 <= at[0] <= at[1] <= data.len:
-                        raise ValueError("a column whose ends do not rise")
-                    reason = unpacker.row(<const unsigned char*>data.buf + at[0], at[1] - at[0])
-                    if reason is not None:
-                        reasons[row] = reason
-            finally:
-                PyBuffer_Release(&there)
-        finally:
-            PyBuffer_Release(&data)
-    finally:
-        PyBuffer_Release(&bounds)
+    if bitmap is not None:
+        bits = <const uint8_t*>there.buffer.buf
+    if offset < 0 or rows < 0 or rows and bounds.buffer.len < 4 * (offset + rows + 1) \
+            or bits != NULL and there.buffer.len < (offset + rows + 7) // 8:
+        raise ValueError("the buffers are shorter than promised")
+    for row in range(rows):
+        place = offset + row
+        if bits != NULL and not bits[place >> 3] >> (place & 7) & 1:
+            unpacker.root.put_null()
+            continue
+        memcpy(at, <const char*>bounds.buffer.buf + 4 * place, 8)
+        if not 0 <= at[0] <= at[1] <= data.buffer.len:
+            raise ValueError("a column whose ends do not rise")
+        reason = unpacker.row(<const unsigned char*>data.buffer.buf + at[0], at[1] - at[0])
+        if reason is not None:
+            reasons[row] = reason
     return unpacker.root.take(), reasons
 
 
@@ -84,14 +69,14 @@ def unpack_column(tuple shape not None, Py_ssize_t rows, Py_ssize_t offset, bitm
 cdef class Unpacker:
     """The value under way, and what is wrong with it."""
 
-    cdef Field root
+    cdef Typed root
     cdef const unsigned char* data
     cdef Py_ssize_t size
     cdef str reason
     cdef str place
 
     def __cinit__(self, tuple shape not None):
-        self.root = Field(shape)
+        self.root = Typed(shape)
 
     cdef str row(self, const unsigned char* data, Py_ssize_t size):
         """The next row; why it does not fit, or None."""
@@ -112,7 +97,7 @@ cdef class Unpacker:
         self.root.put_null()
         return f"{self.root.name}{self.place}: {self.reason}"
 
-    cdef Py_ssize_t refuse(self, Field field, str got) except -2:
+    cdef Py_ssize_t refuse(self, Typed field, str got) except -2:
         """A value does not fit."""
         self.reason = f"expected {field.expected}, got {got}"
         self.place = ""
@@ -128,106 +113,9 @@ cdef class Unpacker:
         return skip_value(self.data, at, self.size, MAX_DEPTH, False, &fault)
 
 
-# ── Columns ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @cython.final
-cdef class Field:
-    """A column under way, and those inside it."""
-
-    cdef readonly str name
-    cdef bytes key              # the name in UTF-8
-    cdef str expected
-    cdef int kind, width, precision, scale
-    cdef bint is_nullable
-    cdef list inside
-    cdef Py_ssize_t rows        # rows that it has
-    cdef Py_ssize_t nulls       # and how many of them hold nothing
-    cdef Block values           # numbers of one width, or the bytes of all texts
-    cdef Block ends             # of texts, lists and maps: where each ends, int32
-    cdef Block is_there         # a byte per row
-
-    def __cinit__(self, tuple shape not None):
-        self.name, kind, self.expected, self.is_nullable, self.precision, self.scale, inside = shape
-        self.key = self.name.encode()
-        self.kind = KINDS[kind]
-        self.width = 1 if self.kind == BOOL else WIDTHS.get(kind, 0)
-        self.inside = [Field(one) for one in inside]
-        if self.kind == LIST and len(self.inside) != 1 or self.kind == MAP and len(self.inside) != 2:
-            raise ValueError(f"{len(self.inside)} columns in a {kind}")
-
-    def __dealloc__(self):
-        PyMem_RawFree(self.values.data)
-        PyMem_RawFree(self.ends.data)
-        PyMem_RawFree(self.is_there.data)
-
-    cdef inline bint has_ends(self) noexcept:
-        return self.kind == TEXT or self.kind == BINARY or self.kind == LIST or self.kind == MAP
-
-    cdef int close_row(self, bint is_there) except -1:
-        """A row is whole."""
-        cdef int32_t end = 0
-        if self.has_ends():
-            if self.ends.size == 0:
-                memcpy(reserve(&self.ends, 4), &end, 4)
-                self.ends.size += 4
-            end = <int32_t>(self.values.size if self.kind <= BINARY else (<Field>self.inside[0]).rows)
-            memcpy(reserve(&self.ends, 4), &end, 4)
-            self.ends.size += 4
-        reserve(&self.is_there, 1)[0] = is_there
-        self.is_there.size += 1
-        self.rows += 1
-        self.nulls += not is_there
-        return 0
-
-    cdef int put_null(self) except -1:
-        cdef Field field
-        if self.width:
-            memset(reserve(&self.values, self.width), 0, self.width)
-            self.values.size += self.width
-        elif self.kind == STRUCT:
-            for field in self.inside:
-                field.put_null()
-        return self.close_row(False)
-
-    cdef int put_bytes(self, const void* data, Py_ssize_t size) except -1:
-        """A value: a number in its width, or a text."""
-        memcpy(reserve(&self.values, size + 1), data, size)
-        self.values.size += size
-        return self.close_row(True)
-
-    cdef int cut(self, Py_ssize_t rows) except -1:
-        """Forget the rows behind these, and one under way."""
-        cdef Field field
-        cdef int32_t end = 0
-        cdef Py_ssize_t i
-        for i in range(rows, self.rows):
-            self.nulls -= not self.is_there.data[i]
-        self.is_there.size = self.rows = rows
-        if self.has_ends() and self.ends.size:
-            memcpy(&end, self.ends.data + 4 * rows, 4)
-            self.ends.size = 4 * (rows + 1)
-        self.values.size = self.width * rows if self.width else end
-        for field in self.inside:
-            field.cut(rows if self.kind == STRUCT else end)
-        return 0
-
-    cdef tuple take(self):
-        """Its buffers as Arrow lays them out, and those of the columns inside."""
-        cdef Field field
-        cdef object there = None
-        if self.nulls and self.is_nullable:
-            there = bits_of(&self.is_there)
-        buffers = [there]
-        if self.has_ends():
-            buffers.append(take_block(&self.ends) or NO_ENDS)
-        if self.kind == BOOL:
-            buffers.append(bits_of(&self.values))
-        elif self.width or self.kind == TEXT or self.kind == BINARY:
-            buffers.append(take_block(&self.values))
-        return self.rows, buffers, [field.take() for field in self.inside]
-
-    # ── Values ───────────────────────────────────────────────────────────────────────────────────
+cdef class Typed(Field):
+    """A column that reads its values out of msgpack."""
 
     cdef Py_ssize_t put(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """The value at a place; the offset behind it, or MISFIT."""
@@ -378,7 +266,7 @@ cdef class Field:
 
     cdef Py_ssize_t put_struct(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """A map: what it lacks is null, and what the struct lacks is skipped."""
-        cdef Field field
+        cdef Typed field
         cdef Py_ssize_t count, size, i, following = 0
         cdef unsigned char head = unpacker.data[at]
         if many_at(unpacker.data, &at, &count) != PAIRS:
@@ -407,15 +295,15 @@ cdef class Field:
         self.close_row(True)
         return at
 
-    cdef Field field_of(self, const char* name, Py_ssize_t size, Py_ssize_t* following):
+    cdef Typed field_of(self, const char* name, Py_ssize_t size, Py_ssize_t* following):
         """The field of a name. Most often it is the `following` one."""
         cdef Py_ssize_t i, place, count = len(self.inside)
-        cdef Field field
+        cdef Typed field
         for i in range(count):
             place = following[0] + i
             if place >= count:
                 place -= count
-            field = <Field>self.inside[place]
+            field = <Typed>self.inside[place]
             if PyBytes_GET_SIZE(field.key) == size and memcmp(PyBytes_AS_STRING(field.key), name, size) == 0:
                 following[0] = place + 1 if place + 1 < count else 0
                 return field
@@ -423,7 +311,7 @@ cdef class Field:
 
     cdef Py_ssize_t put_many(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """A list or a map."""
-        cdef Field field = <Field>self.inside[0], of_value
+        cdef Typed field = <Typed>self.inside[0], of_value
         cdef Py_ssize_t count, i
         cdef unsigned char head = unpacker.data[at]
         cdef int found = many_at(unpacker.data, &at, &count)
@@ -435,7 +323,7 @@ cdef class Field:
                 if at == MISFIT:
                     return unpacker.step_out(f"[{i}]")
                 continue
-            of_value = <Field>self.inside[1]
+            of_value = <Typed>self.inside[1]
             at = field.put_key(unpacker, at)
             if at == MISFIT:
                 return unpacker.step_out(".key")
@@ -455,17 +343,6 @@ cdef class Field:
             return unpacker.refuse(self, "text that does not fit")
         self.put_bytes(&number, self.width)
         return at + size
-
-
-cdef object bits_of(Block* flags):
-    """Bytes that are 0 or 1 as a bitmap."""
-    cdef Py_ssize_t i
-    cdef bytes bitmap = PyBytes_FromStringAndSize(NULL, (flags.size + 7) // 8)
-    cdef char* bits = PyBytes_AS_STRING(bitmap)
-    memset(bits, 0, (flags.size + 7) // 8)
-    for i in range(flags.size):
-        bits[i >> 3] |= <char>(flags.data[i] << (i & 7))
-    return bitmap
 
 
 cdef object unscaled(given, int precision, int scale):

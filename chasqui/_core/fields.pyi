@@ -1,0 +1,1 @@
+"""Nothing here is for Python callers: typed.pyx builds on it."""
