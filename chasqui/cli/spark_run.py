@@ -75,6 +75,7 @@ class SparkRun:
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
         self._is_quiet = "spark.log.level" not in self._conf
+        self._is_interrupted = False
         self._conf.setdefault("spark.log.level", "OFF")
         if "urlEnv" in self.server:
             self._conf.setdefault(f"spark.executorEnv.{URL_VARIABLE}", os.environ[URL_VARIABLE])
@@ -96,16 +97,23 @@ class SparkRun:
             self.session: SparkSession = session(self._master, conf=self._conf)
         if self._is_own:
             # Spark's own handler talks to the JVM, perhaps in the midst of what was interrupted.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._interrupt)
         return self
 
+    def _interrupt(self, *_: object) -> None:
+        self._is_interrupted = True
+        raise KeyboardInterrupt
+
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        told = None if error is None else in_words(error)
+        told: BaseException | None = None if error is None else in_words(error)
+        if told is not None and self._is_interrupted:
+            told = KeyboardInterrupt()  # which PySpark, as it cleans up, may have replaced
         if self._is_own:
             try:
                 self.session.stop()
             except Exception as failure:  # the driver may be gone, of which the error tells
                 logger.debug("the session could not be stopped: %s", failure)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if told is not None:
             if not self._is_quiet:
                 traceback.print_exception(error)

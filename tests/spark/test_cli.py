@@ -2,13 +2,16 @@
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis as redis_py
 
+from chasqui.errors import ChasquiError
 from chasqui.sync import Queue
 from tests.cli.conftest import call
 from tests.servers import Server
@@ -86,6 +89,33 @@ def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, qu
     ran = call(*txn, "discard", "--queue", queue_name, "two", "--yes", url=redis_86.url)
     assert ran.out == "dropped 30 jobs\n"
     assert call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url).code == 1
+
+
+def test_an_interrupt_stays_one_though_spark_fails_by_it(monkeypatch: pytest.MonkeyPatch):
+    """PySpark talks to its JVM as it cleans up; if that fails, it is the error that is raised."""
+    from py4j.protocol import Py4JError
+
+    from chasqui.cli.spark_run import SparkRun
+    from chasqui.spark import sessions
+
+    stopped: list[bool] = []
+    session = SimpleNamespace(stop=lambda: stopped.append(True))
+    monkeypatch.setattr(sessions, "running_session", lambda: None)
+    monkeypatch.setattr(sessions, "session", lambda *_, **__: session)
+
+    def work(*, is_interrupted: bool) -> None:
+        with SparkRun(None, None, "redis://127.0.0.1:1"):
+            try:
+                if is_interrupted:
+                    signal.raise_signal(signal.SIGINT)
+            finally:
+                raise Py4JError("An error occurred while calling o25.sc")
+
+    with pytest.raises(KeyboardInterrupt):
+        work(is_interrupted=True)
+    with pytest.raises(ChasquiError, match="Spark's driver ended"):
+        work(is_interrupted=False)
+    assert stopped == [True, True]
 
 
 @pytest.mark.slow
