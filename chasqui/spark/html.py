@@ -241,8 +241,8 @@ def _signatures(
 ) -> str:
     has_queues = len(report["queues"]) > 1
     columns = [(counted, "n"), *([("dead now", "n")] if dead is not None else [])]
-    columns += [("reason, masked", "what"), ("signature", "one"), ("seen", "seen")]
-    columns += [("jobs, some", "ids")]
+    columns += [("reason", "what"), ("signature", "one"), ("seen", "seen")]
+    columns += [("some jobs", "ids")]
 
     def cells(row: dict[str, Any]) -> Iterable[str]:
         yield f"{row['failures']:,}"
