@@ -67,7 +67,7 @@ bench-check: build ## Check that no hot path got more than 20 % slower than the 
 servers: build ## Get the servers the tests run on
 	@$(BIN)/python -m tests.servers get
 
-spark-venv: .venv/.spark ## Put Spark into .venv (about 1 GB)
+spark-venv: .venv/.spark ## Put Spark into .venv, and what writes Delta Lake and Iceberg (about 1.2 GB)
 	@true
 
 demo-spark: spark-venv ## Take the tour of queues as DataFrames
@@ -113,7 +113,7 @@ endef
 
 .venv/.spark: pyproject.toml | build
 	@echo "Installing Spark into .venv; the first time takes some minutes."
-	@$(BIN)/python $(PIP) install --editable '.[spark]'
+	@$(BIN)/python $(PIP) install --editable '.[delta,iceberg]'
 	@touch $@
 
 .venv-interop/.built: pyproject.toml | build

@@ -14,10 +14,11 @@ import typer
 from chasqui.cli.known import tell_if_new
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
+from chasqui.cli.spark_archive import Archived, watch
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_enqueue import enqueue
+from chasqui.cli.spark_files import HELP, data_set, save
 from chasqui.cli.spark_run import (
-    Archived,
     Conf,
     Master,
     Progress,
@@ -30,7 +31,6 @@ from chasqui.cli.spark_run import (
     server_facts,
     show_table,
     split,
-    watch,
 )
 from chasqui.cli.spark_txn import txn_app
 from chasqui.errors import ChasquiError
@@ -50,7 +50,7 @@ Queues: TypeAlias = Annotated[
 ]
 Archive: TypeAlias = Annotated[
     str | None,
-    typer.Option("--archive", metavar="DIR", help="Read archived events instead."),
+    typer.Option("--archive", metavar="DIR", help="Read archived events instead; as archive --to."),
 ]
 Since: TypeAlias = Annotated[
     datetime | None,
@@ -102,7 +102,10 @@ app.command()(enqueue)
 @app.command()
 def archive(
     queue: Queues,
-    to: Annotated[str, typer.Option(metavar="DIR", help="The folder of the archive.")],
+    to: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="A folder; or delta:DIR, or iceberg:CATALOG.NAMESPACE."),
+    ],
     follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
     every: Annotated[
         int | None,
@@ -125,16 +128,20 @@ def archive(
             parser=duration_ms, metavar="TIME", help="How long events are held after its end; 60s."
         ),
     ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help="How far it is; for Iceberg, else inside.")
+    ] = None,
     master: Master = None,
     conf: Conf = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep events for good, as Parquet by queue and day.
+    """Keep events for good: as Parquet by queue and day, in Delta Lake, or in Iceberg.
 
     Exit code 1 if events were trimmed before they were archived; --keep-going writes
     down which, in the archive's folder `losses`. While it runs, and for the time of --lease after
-    that, events that it has not read are not trimmed.
+    that, events that it has not read are not trimmed. It says how far it is on
+    stderr; with --follow --json, as JSON lines.
 
     Example: chasqui spark archive --queue orders --to lake --follow
     """
@@ -156,11 +163,12 @@ def archive(
             to,
             follow_on=follow,
             interval_s=(every or 10_000) / 1000,
+            checkpoint=checkpoint,
             on_batch=archived.add,
             **options,
         )
-        is_interrupted = watch(query, archived)
-    say({"events": archived.rows, "lost": archived.lost}, as_json, str(archived))
+        is_interrupted = watch(query, archived, as_lines=follow and as_json)
+    say(archived.facts(), as_json, str(archived))
     if is_interrupted:
         raise typer.Exit(130)
     if archived.has_lost:
@@ -331,7 +339,7 @@ def replay(
 @app.command()
 def export(
     queue: Queues,
-    to: Annotated[str, typer.Option(metavar="FORMAT:PATH", help="parquet:, json:, csv: or orc:.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT:PATH", help=HELP)],
     table: Annotated[
         str, typer.Option(help="jobs, events, dlq, delayed, results or queues.")
     ] = "jobs",
@@ -345,9 +353,7 @@ def export(
 
     Example: chasqui spark export --queue orders --table dlq --to parquet:dead/
     """
-    kind, separator, path = to.partition(":")
-    if not separator or kind not in ("parquet", "json", "csv", "orc"):
-        raise ValueError("--to takes a format and a path, such as parquet:dead/")
+    kind, path = data_set("--to", to, "parquet:dead/")
     check_table(table)
     with SparkRun(master, conf, redis_url, reads=queue, as_json=as_json) as spark:
         from chasqui.spark import read
@@ -357,9 +363,6 @@ def export(
         df = read(spark.session, table, queue, **spark.server, **shaped, **scan)
         if where is not None:
             df = df.where(where)
-        if kind == "csv":  # it knows no structs, maps or bytes
-            df = df.drop("retry", "extra", "_corrupt")
         with Progress("exporting", spark.tasks):
-            df.write.format(kind).options(header=True).mode("errorifexists").save(path)
-        rows = spark.session.read.format(kind).options(header=True).load(path).count()
+            rows = save(df, kind, path)
     say({"rows": rows}, as_json, f"wrote {count(rows, 'row')} to {path}")

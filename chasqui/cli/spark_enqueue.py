@@ -11,6 +11,7 @@ import typer
 from chasqui.cli.known import tell
 from chasqui.cli.logs import error_as_json
 from chasqui.cli.options import AsJson, RedisUrl
+from chasqui.cli.spark_files import HELP, data_set, load
 from chasqui.cli.spark_run import Conf, Master, Progress, SparkRun, on_queue, say, server_options
 from chasqui.errors import ChasquiError, QueueFullError, UnreachableError
 from chasqui.request import Effect
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 #: The exit code of --fail-if-written.
 WRITTEN: Final = 3
-_FORMATS: Final = ("parquet", "json", "csv", "orc")
 
 MaxBacklog: TypeAlias = Annotated[
     int | None,
@@ -35,9 +35,7 @@ OnBacklog: TypeAlias = Annotated[
 
 
 def enqueue(
-    source: Annotated[
-        str, typer.Option("--from", metavar="FORMAT:PATH", help="parquet:, json:, csv: or orc:.")
-    ],
+    source: Annotated[str, typer.Option("--from", metavar="FORMAT:PATH", help=HELP)],
     queue: Annotated[
         str | None,
         typer.Option("--queue", "-q", metavar="QUEUE", help="The queue, unless a column says."),
@@ -70,9 +68,7 @@ def enqueue(
 
     Example: chasqui spark enqueue --from parquet:orders/ --queue orders --txn orders-2026-01-31
     """
-    kind, separator, path = source.partition(":")
-    if not separator or kind not in _FORMATS or not path:
-        raise ValueError("--from takes a format and a path, such as parquet:orders/")
+    kind, path = data_set("--from", source, "parquet:orders/")
     from chasqui.spark.options import Options
     from chasqui.spark.sink import finish_earlier
 
@@ -96,10 +92,7 @@ def enqueue(
             with SparkRun(master, conf, redis_url) as spark:
                 from chasqui.spark import enqueue as add
 
-                reader = spark.session.read
-                if kind == "csv":
-                    reader = reader.option("header", True).option("inferSchema", True)
-                df = reader.format(kind).load(path)
+                df = load(spark.session, kind, path)
                 started_s = time.perf_counter()
                 far = Far(options, redis_url, spark)
                 with far, Progress("adding rows", far):

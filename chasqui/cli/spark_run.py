@@ -32,8 +32,6 @@ from chasqui.words import count, meant, near
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from chasqui.spark.losses import Loss
-
 logger = logging.getLogger(__name__)
 
 #: The environment variable that carries the server's URL to Spark's processes. Executors get it as
@@ -271,44 +269,6 @@ def archive_at(place: str) -> Iterator[None]:
         others = near(path.name, [one.name for one in beside if (one / "events").is_dir()])
         here = [str(path.with_name(name)) for name in others]
         raise ChasquiError(f"there is no archive at {place}{meant(here)}") from None
-
-
-class Archived:
-    """What a run of an archive has written and lost so far; its batches are told to `add`."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        #: Events that were trimmed unread; None once an unknown number of them was.
-        self.lost: int | None = 0
-        #: Whether some were, for sure.
-        self.has_lost = False
-
-    def add(self, rows: int, losses: "list[Loss] | None") -> None:
-        self.rows += rows
-        self.has_lost |= bool(losses)
-        for lost in [None] if losses is None else [loss.lost for loss in losses]:
-            self.lost = None if lost is None or self.lost is None else self.lost + lost
-
-    def __str__(self) -> str:
-        if self.lost is None:
-            why = "a stream was deleted" if self.has_lost else "the server does not count them"
-            return f"archived {count(self.rows, 'event')}; lost an unknown number: {why}"
-        return f"archived {count(self.rows, 'event')}; lost {self.lost:,}"
-
-
-def watch(query: Any, archived: Archived) -> bool:
-    """Wait for the end of a query, telling how far it is; whether an interrupt ended it."""
-    try:
-        while not query.awaitTermination(1):
-            if sys.stderr.isatty():
-                print(f"\r\033[K{archived}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        query.stop()
-        return True
-    finally:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-    return False
 
 
 def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:

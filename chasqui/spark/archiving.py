@@ -1,8 +1,8 @@
-"""Events kept for good: Parquet by queue, day and batch; a batch written again replaces itself.
+"""Events kept for good, once each: Parquet by queue, day and batch, or tables of another format.
 
-A batch that Spark replays has the same number and a folder of its own: writing it again replaces
-it. So the archive holds every event once, needs no metadata of Spark's, and any engine can read it.
-A batch that was written whole is not written again: some of its events may be trimmed since.
+A batch that Spark replays has the same number. In Parquet it has a folder of its own, and writing
+it again replaces it; elsewhere the batch is a transaction, which is made once. A batch that was
+written whole is not written again at all: some of its events may be trimmed since.
 """
 
 import json
@@ -10,24 +10,31 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from chasqui.errors import NotSupportedError
 from chasqui.retention import MAX_READER_BYTES
-from chasqui.spark.losses import SCHEMA, Loss, due, losses_of
+from chasqui.spark import losses as loss
+from chasqui.spark.losses import Loss
 from chasqui.spark.schemas import COLUMNS
+from chasqui.spark.stores import Store
+from chasqui.spark.tables import Txn, split_place, tables_of
 from chasqui.spark.verbs import follow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-_WORK = "_compacting"
-_CHECKPOINT = "_checkpoint"
+_WORK: Final = "_compacting"
 #: In the checkpoint, so that whoever begins anew begins anew: the number of the last batch written.
-_WRITTEN = f"{_CHECKPOINT}/written"
+_WRITTEN: Final = "written"
+_EVENTS: Final = ", ".join(
+    f"`{name}` {kind}"
+    for name, kind in {**COLUMNS["events"], "date": "date", "batch": "string"}.items()
+)
 
 #: Is told of each batch that was written: its rows, and what was lost of it; None if the server
 #: does not count what it adds.
@@ -41,27 +48,32 @@ def archive(
     *,
     follow_on: bool = False,
     interval_s: float = 10,
+    checkpoint: str | None = None,
     on_batch: OnBatch | None = None,
     **options: Any,
 ) -> "StreamingQuery":
-    """Start to archive events of a queue (or several, with commas) into a folder.
+    """Start to archive events of a queue (or several, with commas).
 
-    Ends when all that is there now is archived, unless `follow_on`. Its checkpoint is inside.
-    `on_batch(rows, losses)` is called when a batch is written. Events that it has not read are not
-    trimmed while it lives (`readerHold`, `readerLease`), under the name of its folder unless
-    `reader` gives another; `reader=None` does without.
+    `to` is a folder, of Parquet; or `delta:folder`, or `iceberg:catalog.namespace`. Ends when all
+    that is there now is archived, unless `follow_on`. `checkpoint` is where Spark keeps how far it
+    is: inside the folder, unless given, as it must be for Iceberg. `on_batch(rows, losses)` is
+    called when a batch is written. Events that it has not read are not trimmed while it lives
+    (`readerHold`, `readerLease`), under the name of its place unless `reader` gives another;
+    `reader=None` does without.
     """
+    there = Archive(spark, to, checkpoint)
+    log = there.checkpoint
     options = {"startingOffsets": "earliest", "reader": reader_of(to), **options}
     events = follow(spark, "events", queue, **options)
 
     def write(df: "DataFrame", batch: int) -> None:
-        rows, losses = write_batch(df, batch, to)
+        rows, losses = there.write(df, batch)
         if on_batch is not None:
             on_batch(rows, losses)
 
     writer = (
         events.writeStream.foreachBatch(write)
-        .option("checkpointLocation", f"{to}/{_CHECKPOINT}")
+        .option("checkpointLocation", log)
         .queryName(f"archive {queue}")
     )
     if follow_on:
@@ -71,63 +83,17 @@ def archive(
 
 def reader_of(to: str) -> str:
     """The name by which an archive reads events: its folder, wherever it is started from."""
-    place = re.sub(r"^(\w+://)[^/]*@", r"\1", to)  # without who may read it, and a password
-    name = f"archive {place if '://' in place else os.path.abspath(place)}"
+    kind, place = split_place(to)
+    place = re.sub(r"^(\w+://)[^/]*@", r"\1", place)  # without who may read it, and a password
+    if kind != "iceberg" and "://" not in place:
+        place = os.path.abspath(place)
+    name = f"archive {place}"
     return name if len(name.encode()) <= MAX_READER_BYTES else f"archive …{name[-60:]}"
-
-
-def write_batch(df: "DataFrame", batch: int, to: str) -> tuple[int, list[Loss] | None]:
-    """Write one batch, unless it is written already: see OnBatch for what it returns."""
-    spark = df.sparkSession
-    store = _Store(spark, to)
-    if f"{batch}" in store.names(_WRITTEN):
-        return 0, []
-    seen = Observation()
-    (
-        df.observe(seen, F.count("*").alias("rows"))
-        .withColumn("date", F.to_date("ts"))
-        .withColumn("batch", F.lit(f"{batch:010d}"))
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .partitionBy("queue", "date", "batch")
-        .parquet(f"{to}/events")
-    )
-    rows: int = seen.get["rows"]
-    start, end = store.offset(batch - 1), store.offset(batch)
-    losses: list[Loss] | None = None
-    if expected := due(start, end):
-        is_whole = sum(count or 0 for count in expected.values()) == rows
-        losses = [] if is_whole else losses_of(start, end, _kept(spark, batch, to), batch)
-    if losses:
-        told = spark.createDataFrame([loss.row() for loss in losses], SCHEMA).drop("batch")
-        told.coalesce(1).write.mode("overwrite").parquet(f"{to}/losses/batch={batch:010d}")
-    store.note(_WRITTEN, f"{batch}")
-    return rows, losses
-
-
-def _kept(spark: "SparkSession", batch: int, to: str) -> dict[str, tuple[int, str]]:
-    """Per queue, how many rows of a batch are in the archive, and the id of the first."""
-    ms, sequence = (F.split("entry_id", "-")[i].cast("decimal(20)") for i in (0, 1))
-    rows = (
-        _events(spark, to)
-        .where(F.col("batch") == f"{batch:010d}")
-        .groupBy("queue")
-        .agg(F.count("*"), F.min_by("entry_id", F.struct(ms, sequence)))
-        .collect()
-    )
-    return {queue: (count, first) for queue, count, first in rows}
 
 
 def read_archive(spark: "SparkSession", to: str) -> "DataFrame":
     """The archived events."""
-    return _events(spark, to).drop("batch")
-
-
-def _events(spark: "SparkSession", to: str) -> "DataFrame":
-    # With a schema: out of the names of folders alone, Spark would take a queue `007` for the 7.
-    columns = {**COLUMNS["events"], "date": "date", "batch": "string"}
-    schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    return spark.read.schema(schema).parquet(f"{to}/events")
+    return Archive(spark, to).events().drop("batch")
 
 
 def read_losses(spark: "SparkSession", to: str) -> "DataFrame":
@@ -136,9 +102,77 @@ def read_losses(spark: "SparkSession", to: str) -> "DataFrame":
     Per queue and batch: `lost` events behind `after_id` and not behind `before_id`. `lost` is null
     where the stream was deleted, so that nobody knows; `after_id` is null where the archive begins.
     """
-    if not _Store(spark, to).exists("losses"):
-        return spark.createDataFrame([], SCHEMA)
-    return spark.read.schema(SCHEMA).parquet(f"{to}/losses")
+    return Archive(spark, to).losses()
+
+
+class Archive:
+    """Its tables, and the checkpoint of the query that fills it."""
+
+    def __init__(self, spark: "SparkSession", to: str, checkpoint: str | None = None) -> None:
+        self._spark = spark
+        self.kind, self.root = split_place(to)
+        self._tables = tables_of(spark, self.kind, self.root)
+        self._checkpoint = checkpoint
+
+    @property
+    def checkpoint(self) -> str:
+        if self._checkpoint is None and self.kind == "iceberg":
+            raise ValueError("an archive in Iceberg needs a checkpoint: the folder that it goes to")
+        return self._checkpoint or f"{self.root}/_checkpoint"
+
+    def place(self, table: str) -> str:
+        return f"{self.root}.{table}" if self.kind == "iceberg" else f"{self.root}/{table}"
+
+    def events(self) -> "DataFrame":
+        return self._tables.read(self.place("events"), _EVENTS)
+
+    def losses(self) -> "DataFrame":
+        place = self.place("losses")
+        if not self._tables.has(place):
+            return self._spark.createDataFrame([], loss.SCHEMA)
+        return self._tables.read(place, loss.SCHEMA)
+
+    def write(self, df: "DataFrame", batch: int) -> tuple[int, list[Loss] | None]:
+        """Write one batch, unless it is written already: see OnBatch for what it returns."""
+        log = Store(self._spark, self.checkpoint)
+        if f"{batch}" in log.names(_WRITTEN):
+            return 0, []
+        txn = Txn(json.loads(log.text("metadata"))["id"], batch)
+        dated = df.withColumn("date", F.to_date("ts")).withColumn("batch", F.lit(f"{batch:010d}"))
+        rows = self._tables.append(self.place("events"), dated, txn)
+        start, end = _offset(log, batch - 1), _offset(log, batch)
+        due = loss.due(start, end)
+        if rows is None or (due and sum(count or 0 for count in due.values()) != rows):
+            kept = self._kept(batch)
+            rows = sum(count for count, _ in kept.values())
+            losses = loss.losses_of(start, end, kept, batch)
+        else:
+            losses = []
+        if losses:
+            told = self._spark.createDataFrame([one.row() for one in losses], loss.SCHEMA)
+            self._tables.append(self.place("losses"), told.coalesce(1), txn)
+        log.note(_WRITTEN, f"{batch}")
+        return rows, losses if due else None
+
+    def _kept(self, batch: int) -> dict[str, tuple[int, str]]:
+        """Per queue, how many rows of a batch are in the archive, and the id of the first."""
+        ms, sequence = (F.split("entry_id", "-")[i].cast("decimal(20)") for i in (0, 1))
+        rows = (
+            self.events()
+            .where(F.col("batch") == f"{batch:010d}")
+            .groupBy("queue")
+            .agg(F.count("*"), F.min_by("entry_id", F.struct(ms, sequence)))
+            .collect()
+        )
+        return {queue: (count, first) for queue, count, first in rows}
+
+
+def _offset(log: Store, batch: int) -> dict[str, Any]:
+    """Where a batch ends, by the log that Spark keeps; of one that is not in it, nothing."""
+    if not log.exists(f"offsets/{batch}"):
+        return {}
+    found: dict[str, Any] = json.loads(log.text(f"offsets/{batch}").splitlines()[-1])
+    return found
 
 
 def compact(spark: "SparkSession", to: str, *, before: str | None = None) -> int:
@@ -147,87 +181,46 @@ def compact(spark: "SparkSession", to: str, *, before: str | None = None) -> int
     Can be interrupted anywhere and run again: a day is written aside first, then takes the place
     of its batches. Readers may miss a day for the moment in which it moves.
     """
-    store = _Store(spark, to)
-    store.finish()  # what an earlier run was interrupted in
-    events = _events(spark, to)
-    limit = F.current_date() if before is None else F.to_date(F.lit(before))
+    there = Archive(spark, to)
+    if there.kind != "parquet":
+        raise NotSupportedError(
+            "only an archive in Parquet is compacted here; Delta Lake and Iceberg do that "
+            "themselves, by OPTIMIZE and rewrite_data_files"
+        )
+    there.events()  # raises if there is no archive
+    store = Store(spark, there.root)
+    _finish(store)  # what an earlier run was interrupted in
+    limit = spark.sql("SELECT current_date()").first()[0].isoformat()
+    if before is not None:
+        limit = date.fromisoformat(before).isoformat()
+    days = {
+        f"{queue}/{day}": store.names(f"events/{queue}/{day}")
+        for queue in store.names("events")
+        if queue.startswith("queue=")
+        for day in store.names(f"events/{queue}")
+    }
+    batches = {name for names in days.values() for name in names}
     # Spark may yet replay its last batch, and would find its folder gone: so that day waits.
-    numbers = events.select("batch").distinct().where("batch not like 'c%'")
-    last = numbers.agg(F.max("batch")).first()[0]
-    days = (
-        events.where(F.col("date") < limit)
-        .groupBy("queue", "date")
-        .agg(
-            F.countDistinct("batch").alias("batches"),
-            F.max(F.col("batch") == F.lit(last)).alias("has_last"),
-        )
-        .where("batches > 1 and not coalesce(has_last, false)")
-        .collect()
-    )
-    for day in days:
-        place = f"queue={day['queue']}/date={day['date']}"
-        rows = spark.read.parquet(f"{to}/events/{place}").drop("batch")
-        aside = f"{to}/{_WORK}/{place}/batch=c{uuid.uuid4().hex}"
-        rows.coalesce(1).write.mode("overwrite").parquet(aside)
-        store.finish()
-    return len(days)
+    last = max((name for name in batches if not name.startswith("batch=c")), default="")
+    done = 0
+    for place, names in days.items():
+        if len(names) > 1 and last not in names and place.rpartition("date=")[2] < limit:
+            rows = spark.read.parquet(f"{there.root}/events/{place}").drop("batch")
+            aside = f"{there.root}/{_WORK}/{place}/batch=c{uuid.uuid4().hex}"
+            rows.coalesce(1).write.mode("overwrite").parquet(aside)
+            _finish(store)
+            done += 1
+    return done
 
 
-class _Store:
-    """The archive's file system, whichever Spark knows it as."""
-
-    def __init__(self, spark: "SparkSession", root: str) -> None:
-        self._jvm = spark._jvm
-        self._root = self._jvm.org.apache.hadoop.fs.Path(root)
-        self._fs = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
-
-    def _path(self, place: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, place)
-
-    def exists(self, place: str) -> bool:
-        return bool(self._fs.exists(self._path(place)))
-
-    def delete(self, place: str) -> None:
-        self._fs.delete(self._path(place), True)
-
-    def names(self, place: str) -> list[str]:
-        if not self.exists(place):
-            return []
-        return sorted(one.getPath().getName() for one in self._fs.listStatus(self._path(place)))
-
-    def offset(self, batch: int) -> dict[str, Any]:
-        """Where a batch ends, by the log that Spark keeps; of one that is not in it, nothing."""
-        place = f"{_CHECKPOINT}/offsets/{batch}"
-        if not self.exists(place):
-            return {}
-        stream = self._fs.open(self._path(place))
-        try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        found: dict[str, Any] = json.loads(text.splitlines()[-1])  # behind it: version, settings
-        return found
-
-    def note(self, place: str, name: str) -> None:
-        """Leave an empty file of this name, and no other, in a folder."""
-        self._fs.create(self._path(f"{place}/{name}")).close()
-        for other in self.names(place):
-            if other != name:
-                self.delete(f"{place}/{other}")
-
-    def finish(self) -> None:
-        """Put days that were rewritten whole in place of their batches; forget the others."""
-        for queue in self.names(_WORK):
-            for date in self.names(f"{_WORK}/{queue}"):
-                place = f"{queue}/{date}"
-                for batch in self.names(f"{_WORK}/{place}"):
-                    if self.exists(f"{_WORK}/{place}/{batch}/_SUCCESS"):
-                        self._swap(place, batch)
-        self.delete(_WORK)
-
-    def _swap(self, place: str, batch: str) -> None:
-        for name in self.names(f"events/{place}"):
-            self.delete(f"events/{place}/{name}")
-        self._fs.rename(
-            self._path(f"{_WORK}/{place}/{batch}"), self._path(f"events/{place}/{batch}")
-        )
+def _finish(store: Store) -> None:
+    """Put days that were rewritten whole in place of their batches; forget the others."""
+    for queue in store.names(_WORK):
+        for day in store.names(f"{_WORK}/{queue}"):
+            place = f"{queue}/{day}"
+            for batch in store.names(f"{_WORK}/{place}"):
+                if store.exists(f"{_WORK}/{place}/{batch}/_SUCCESS"):
+                    for name in store.names(f"events/{place}"):
+                        store.delete(f"events/{place}/{name}")
+                    store.move(f"{_WORK}/{place}/{batch}", f"events/{place}/{batch}")
+    store.delete(_WORK)

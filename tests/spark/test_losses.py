@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from chasqui.cli.spark_run import Archived
+from chasqui.cli.spark_archive import Archived
 from chasqui.spark.losses import Loss, losses_of
 
 START = {"q": {"id": "1000-0", "n": 500, "since": 200}}

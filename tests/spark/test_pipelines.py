@@ -279,7 +279,7 @@ def test_the_archive_knows_what_it_lacks(
     spark: Any, redis_86: Server, queue_name: str, tmp_path: Path
 ):
     from chasqui.spark import archive, follow, read_archive, read_losses
-    from chasqui.spark.archiving import write_batch
+    from chasqui.spark.archiving import Archive
     from tests.spark.test_spark import forget_commit
 
     redis, lake = Redis(redis_86.url, queue_name), str(tmp_path / "lake")
@@ -312,7 +312,7 @@ def test_the_archive_knows_what_it_lacks(
 
     def late(df: Any, batch: int) -> None:
         redis("XTRIM", redis.keys.events, "MAXLEN", "=", 38)
-        note(*write_batch(df, batch, lake))
+        note(*Archive(spark, lake).write(df, batch))
 
     events = follow(spark, "events", queue_name, **options, startingOffsets="earliest")
     writer = events.writeStream.foreachBatch(late).trigger(availableNow=True)

@@ -1,0 +1,43 @@
+"""Data sets that a command names as FORMAT:PATH: what is read to enqueue, what is exported."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Those whose tables chasqui.spark.tables knows, and those that Spark alone does.
+_TABLES: Final = ("parquet", "delta", "iceberg")
+_FILES: Final = ("json", "csv", "orc")
+HELP: Final = "parquet:, json:, csv:, orc:, delta: or iceberg:."
+
+
+def data_set(option: str, text: str, example: str) -> tuple[str, str]:
+    """The format and the path that an option names."""
+    kind, _, path = text.partition(":")
+    if not path or kind not in _TABLES + _FILES:
+        raise ValueError(f"{option} takes a format and a path, such as {example}")
+    return kind, path
+
+
+def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":
+    """A data set; the first line of CSV has the names."""
+    if kind in _TABLES:
+        from chasqui.spark.tables import tables_of
+
+        return tables_of(spark, kind, path).read(path)
+    options: dict[str, Any] = {"header": True, "inferSchema": True} if kind == "csv" else {}
+    return spark.read.format(kind).options(**options).load(path)
+
+
+def save(df: "DataFrame", kind: str, path: str) -> int:
+    """Write rows where nothing is yet; how many there are then."""
+    if kind in _TABLES:
+        from chasqui.spark.tables import tables_of
+
+        tables = tables_of(df.sparkSession, kind, path)
+        tables.create(path, df)
+        return int(tables.read(path).count())
+    if kind == "csv":  # it knows no structs, maps or bytes
+        df = df.drop("retry", "extra", "_corrupt")
+    df.write.format(kind).options(header=True).mode("errorifexists").save(path)
+    return int(df.sparkSession.read.format(kind).options(header=True).load(path).count())
