@@ -71,7 +71,7 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
 
 
 def how_far(progress: Any) -> dict[str, Any]:
-    """Events a second in the last batch, how many it was behind the newest, and by what time.
+    """Events a second in the last batch, how many it left when it was planned, and how much time.
 
     What is not known is None: all before the first batch, and the number where the server does not
     count what it adds.
