@@ -14,7 +14,7 @@ import typer
 from chasqui.cli.known import tell_if_new
 from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
-from chasqui.cli.spark_archive import Archived, watch
+from chasqui.cli.spark_archive import Archived, Queries, watch
 from chasqui.cli.spark_demo import demo
 from chasqui.cli.spark_enqueue import enqueue
 from chasqui.cli.spark_files import HELP, data_set, save
@@ -131,6 +131,12 @@ def archive(
     checkpoint: Annotated[
         str | None, typer.Option(metavar="DIR", help="How far it is; for Iceberg, else inside.")
     ] = None,
+    payloads: Annotated[
+        bool,
+        typer.Option(
+            "--payloads", help="Also what finished jobs carried, of workers with history=True."
+        ),
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     redis_url: RedisUrl = None,
@@ -152,26 +158,24 @@ def archive(
     with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
         from chasqui.spark import archive as start
 
-        archived = Archived()
+        jobs = Archived("job") if payloads else None
+        archived = Archived(beside=jobs)
         options = {**spark.server, "failOnDataLoss": not keep_going}
         options |= {"readerHold": hold, "readerLease": f"{lease or 60_000}ms"}
         if reader is not None:
             options["reader"] = reader
-        query = start(
-            spark.session,
-            queue,
-            to,
-            follow_on=follow,
-            interval_s=(every or 10_000) / 1000,
-            checkpoint=checkpoint,
-            on_batch=archived.add,
-            **options,
-        )
-        is_interrupted = watch(query, archived, as_lines=follow and as_json)
+        options |= {"follow_on": follow, "interval_s": (every or 10_000) / 1000}
+        options |= {"checkpoint": checkpoint}
+        place = spark.session, queue, to
+        queries = []
+        if jobs is not None:  # first: it is refused where no worker writes history
+            queries.append(start(*place, table="history", on_batch=jobs.add, **options))
+        queries.insert(0, start(*place, on_batch=archived.add, **options))
+        is_interrupted = watch(Queries(*queries), archived, as_lines=follow and as_json)
     say(archived.facts(), as_json, str(archived))
     if is_interrupted:
         raise typer.Exit(130)
-    if archived.has_lost:
+    if archived.lacks_some:
         raise typer.Exit(1)
 
 
@@ -341,7 +345,7 @@ def export(
     queue: Queues,
     to: Annotated[str, typer.Option(metavar="FORMAT:PATH", help=HELP)],
     table: Annotated[
-        str, typer.Option(help="jobs, events, dlq, delayed, results or queues.")
+        str, typer.Option(help="jobs, events, dlq, history, delayed, results or queues.")
     ] = "jobs",
     where: Where = None,
     master: Master = None,

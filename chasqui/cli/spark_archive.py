@@ -16,9 +16,12 @@ _SAY_EVERY_S: Final = 10.0
 
 
 class Archived:
-    """What a run has written and lost so far; its batches are told to `add`."""
+    """What a run has written and lost so far; its batches are told to `add`. `beside` is the
+    same of another table that is archived along with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "event", beside: "Archived | None" = None) -> None:
+        self._what = what
+        self._beside = beside
         self.rows = 0
         #: Events that were trimmed unread; None once an unknown number of them was.
         self.lost: int | None = 0
@@ -31,14 +34,48 @@ class Archived:
         for lost in [None] if losses is None else [loss.lost for loss in losses]:
             self.lost = None if lost is None or self.lost is None else self.lost + lost
 
+    @property
+    def lacks_some(self) -> bool:
+        """Whether some were lost, of either table."""
+        return self.has_lost or (self._beside is not None and self._beside.lacks_some)
+
     def facts(self) -> dict[str, Any]:
-        return {"events": self.rows, "lost": self.lost}
+        lost = "lost" if self._what == "event" else f"{self._what}s_lost"
+        beside = {} if self._beside is None else self._beside.facts()
+        return {f"{self._what}s": self.rows, lost: self.lost} | beside
 
     def __str__(self) -> str:
+        beside = "" if self._beside is None else f"; {self._beside}"
         if self.lost is None:
             why = "a stream was deleted" if self.has_lost else "the server does not count them"
-            return f"archived {count(self.rows, 'event')}; lost an unknown number: {why}"
-        return f"archived {count(self.rows, 'event')}; lost {self.lost:,}"
+            lost = f"an unknown number: {why}"
+        else:
+            lost = f"{self.lost:,}"
+        return f"archived {count(self.rows, self._what)}; lost {lost}{beside}"
+
+
+class Queries:
+    """Queries that go on together, as one: if one fails, the others are ended."""
+
+    def __init__(self, first: Any, *others: Any) -> None:
+        self._all = first, *others
+
+    @property
+    def lastProgress(self) -> Any:
+        return self._all[0].lastProgress
+
+    def awaitTermination(self, timeout_s: float) -> bool:
+        try:
+            # Each is asked, whatever the others say: it raises if its query has failed.
+            ended = [one.awaitTermination(timeout_s / len(self._all)) for one in self._all]
+            return all(ended)
+        except Exception:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        for one in self._all:
+            one.stop()
 
 
 def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:

@@ -1,4 +1,5 @@
 """Events kept for good, once each: Parquet by queue, day and batch, or tables of another format.
+So is the history, where workers write it: what finished jobs carried.
 
 A batch that Spark replays has the same number. In Parquet it has a folder of its own, and writing
 it again replaces it; elsewhere the batch is a transaction, which is made once. A batch that was
@@ -18,8 +19,10 @@ from pyspark.sql import functions as F
 from chasqui.errors import NotSupportedError
 from chasqui.retention import MAX_READER_BYTES
 from chasqui.spark import losses as loss
+from chasqui.spark.link import check_history
 from chasqui.spark.losses import Loss
-from chasqui.spark.schemas import COLUMNS
+from chasqui.spark.options import LOGS, Options
+from chasqui.spark.schemas import COLUMNS, PAYLOADS
 from chasqui.spark.stores import Store
 from chasqui.spark.tables import Txn, split_place, tables_of
 from chasqui.spark.verbs import follow
@@ -28,13 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-_WORK: Final = "_compacting"
 #: In the checkpoint, so that whoever begins anew begins anew: the number of the last batch written.
 _WRITTEN: Final = "written"
-_EVENTS: Final = ", ".join(
-    f"`{name}` {kind}"
-    for name, kind in {**COLUMNS["events"], "date": "date", "batch": "string"}.items()
-)
 
 #: Is told of each batch that was written: its rows, and what was lost of it; None if the server
 #: does not count what it adds.
@@ -46,13 +44,15 @@ def archive(
     queue: str,
     to: str,
     *,
+    table: str = "events",
     follow_on: bool = False,
     interval_s: float = 10,
     checkpoint: str | None = None,
     on_batch: OnBatch | None = None,
     **options: Any,
 ) -> "StreamingQuery":
-    """Start to archive events of a queue (or several, with commas).
+    """Start to archive events of a queue (or several, with commas); or what finished jobs carried,
+    with `table="history"`.
 
     `to` is a folder, of Parquet; or `delta:folder`, or `iceberg:catalog.namespace`. Ends when all
     that is there now is archived, unless `follow_on`. `checkpoint` is where Spark keeps how far it
@@ -61,10 +61,13 @@ def archive(
     (`readerHold`, `readerLease`), under the name of its place unless `reader` gives another;
     `reader=None` does without.
     """
-    there = Archive(spark, to, checkpoint)
+    there = Archive(spark, to, checkpoint, table)
     log = there.checkpoint
     options = {"startingOffsets": "earliest", "reader": reader_of(to), **options}
-    events = follow(spark, "events", queue, **options)
+    given: dict[str, str] = {"queue": queue, "table": table}
+    given |= {name: options[name] for name in ("url", "urlEnv") if name in options}
+    check_history(Options.parse(given, "s"))
+    entries = follow(spark, table, queue, **options)
 
     def write(df: "DataFrame", batch: int) -> None:
         rows, losses = there.write(df, batch)
@@ -72,9 +75,9 @@ def archive(
             on_batch(rows, losses)
 
     writer = (
-        events.writeStream.foreachBatch(write)
+        entries.writeStream.foreachBatch(write)
         .option("checkpointLocation", log)
-        .queryName(f"archive {queue}")
+        .queryName(f"archive {table} {queue}")
     )
     if follow_on:
         return writer.trigger(processingTime=f"{interval_s} seconds").start()
@@ -91,25 +94,36 @@ def reader_of(to: str) -> str:
     return name if len(name.encode()) <= MAX_READER_BYTES else f"archive …{name[-60:]}"
 
 
-def read_archive(spark: "SparkSession", to: str) -> "DataFrame":
-    """The archived events."""
-    return Archive(spark, to).events().drop("batch")
+def read_archive(spark: "SparkSession", to: str, *, table: str = "events") -> "DataFrame":
+    """The archived events, or with `table="history"` the finished jobs."""
+    return Archive(spark, to, table=table).entries().drop("batch")
 
 
-def read_losses(spark: "SparkSession", to: str) -> "DataFrame":
-    """The events that the archive lacks, since they were trimmed before they were read.
+def read_losses(spark: "SparkSession", to: str, *, table: str = "events") -> "DataFrame":
+    """What the archive lacks of a table, since it was trimmed before it was read.
 
-    Per queue and batch: `lost` events behind `after_id` and not behind `before_id`. `lost` is null
+    Per queue and batch: `lost` entries behind `after_id` and not behind `before_id`. `lost` is null
     where the stream was deleted, so that nobody knows; `after_id` is null where the archive begins.
     """
-    return Archive(spark, to).losses()
+    return Archive(spark, to, table=table).losses()
 
 
 class Archive:
-    """Its tables, and the checkpoint of the query that fills it."""
+    """Where entries of a log are kept, what it lacks of them, and the checkpoint of the query that
+    fills it. The history's are beside those of the events."""
 
-    def __init__(self, spark: "SparkSession", to: str, checkpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        spark: "SparkSession",
+        to: str,
+        checkpoint: str | None = None,
+        table: str = "events",
+    ) -> None:
+        if table not in LOGS:
+            raise ValueError(f"table must be one of {', '.join(LOGS)}, got {table!r}")
         self._spark = spark
+        self.table = table
+        self._more = "" if table == "events" else f"_{table}"
         self.kind, self.root = split_place(to)
         self._tables = tables_of(spark, self.kind, self.root)
         self._checkpoint = checkpoint
@@ -118,16 +132,32 @@ class Archive:
     def checkpoint(self) -> str:
         if self._checkpoint is None and self.kind == "iceberg":
             raise ValueError("an archive in Iceberg needs a checkpoint: the folder that it goes to")
-        return self._checkpoint or f"{self.root}/_checkpoint"
+        return (self._checkpoint or f"{self.root}/_checkpoint") + self._more
 
     def place(self, table: str) -> str:
         return f"{self.root}.{table}" if self.kind == "iceberg" else f"{self.root}/{table}"
 
-    def events(self) -> "DataFrame":
-        return self._tables.read(self.place("events"), _EVENTS)
+    def __bool__(self) -> bool:
+        """Whether anything was archived."""
+        return self._tables.has(self.place(self.table))
+
+    @property
+    def work(self) -> str:
+        """Where days are compacted."""
+        return f"_compacting{self._more}"
+
+    def entries(self) -> "DataFrame":
+        place = self.place(self.table)
+        columns = {**COLUMNS[self.table], "date": "date", "batch": "string"}
+        shaped = PAYLOADS.get(self.table)
+        if shaped is not None and self.kind == "parquet":  # as it was written
+            written = self._tables.read(place).schema[shaped]
+            columns[shaped] = written.dataType.simpleString()
+        schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+        return self._tables.read(place, schema)
 
     def losses(self) -> "DataFrame":
-        place = self.place("losses")
+        place = self.place(f"losses{self._more}")
         if not self._tables.has(place):
             return self._spark.createDataFrame([], loss.SCHEMA)
         return self._tables.read(place, loss.SCHEMA)
@@ -139,7 +169,7 @@ class Archive:
             return 0, []
         txn = Txn(json.loads(log.text("metadata"))["id"], batch)
         dated = df.withColumn("date", F.to_date("ts")).withColumn("batch", F.lit(f"{batch:010d}"))
-        rows = self._tables.append(self.place("events"), dated, txn)
+        rows = self._tables.append(self.place(self.table), dated, txn)
         start, end = _offset(log, batch - 1), _offset(log, batch)
         due = loss.due(start, end)
         if rows is None or (due and sum(count or 0 for count in due.values()) != rows):
@@ -150,7 +180,8 @@ class Archive:
             losses = []
         if losses:
             told = self._spark.createDataFrame([one.row() for one in losses], loss.SCHEMA)
-            self._tables.append(self.place("losses"), told.coalesce(1), txn)
+            place = self.place(f"losses{self._more}")
+            self._tables.append(place, told.coalesce(1), txn)
         log.note(_WRITTEN, f"{batch}")
         return rows, losses if due else None
 
@@ -158,7 +189,7 @@ class Archive:
         """Per queue, how many rows of a batch are in the archive, and the id of the first."""
         ms, sequence = (F.split("entry_id", "-")[i].cast("decimal(20)") for i in (0, 1))
         rows = (
-            self.events()
+            self.entries()
             .where(F.col("batch") == f"{batch:010d}")
             .groupBy("queue")
             .agg(F.count("*"), F.min_by("entry_id", F.struct(ms, sequence)))
@@ -175,29 +206,36 @@ def _offset(log: Store, batch: int) -> dict[str, Any]:
     return found
 
 
-def compact(spark: "SparkSession", to: str, *, before: str | None = None) -> int:
+def compact(
+    spark: "SparkSession", to: str, *, before: str | None = None, table: str | None = None
+) -> int:
     """Rewrite the days before a date (default today) as one file each; how many days were.
 
     Can be interrupted anywhere and run again: a day is written aside first, then takes the place
-    of its batches. Readers may miss a day for the moment in which it moves.
+    of its batches. Readers may miss a day for the moment in which it moves. Days of the
+    history, if it is archived there, are rewritten as well, unless a table is named.
     """
-    there = Archive(spark, to)
+    if table is None:
+        done = compact(spark, to, before=before, table="events")
+        history = Archive(spark, to, table="history")
+        return done + (compact(spark, to, before=before, table="history") if history else 0)
+    there = Archive(spark, to, table=table)
     if there.kind != "parquet":
         raise NotSupportedError(
             "only an archive in Parquet is compacted here; Delta Lake and Iceberg do that "
             "themselves, by OPTIMIZE and rewrite_data_files"
         )
-    there.events()  # raises if there is no archive
+    there.entries()  # raises if there is no archive
     store = Store(spark, there.root)
-    _finish(store)  # what an earlier run was interrupted in
+    _finish(store, there)  # what an earlier run was interrupted in
     limit = spark.sql("SELECT current_date()").first()[0].isoformat()
     if before is not None:
         limit = date.fromisoformat(before).isoformat()
     days = {
-        f"{queue}/{day}": store.names(f"events/{queue}/{day}")
-        for queue in store.names("events")
+        f"{queue}/{day}": store.names(f"{table}/{queue}/{day}")
+        for queue in store.names(table)
         if queue.startswith("queue=")
-        for day in store.names(f"events/{queue}")
+        for day in store.names(f"{table}/{queue}")
     }
     batches = {name for names in days.values() for name in names}
     # Spark may yet replay its last batch, and would find its folder gone: so that day waits.
@@ -205,22 +243,23 @@ def compact(spark: "SparkSession", to: str, *, before: str | None = None) -> int
     done = 0
     for place, names in days.items():
         if len(names) > 1 and last not in names and place.rpartition("date=")[2] < limit:
-            rows = spark.read.parquet(f"{there.root}/events/{place}").drop("batch")
-            aside = f"{there.root}/{_WORK}/{place}/batch=c{uuid.uuid4().hex}"
+            rows = spark.read.parquet(f"{there.root}/{table}/{place}").drop("batch")
+            aside = f"{there.root}/{there.work}/{place}/batch=c{uuid.uuid4().hex}"
             rows.coalesce(1).write.mode("overwrite").parquet(aside)
-            _finish(store)
+            _finish(store, there)
             done += 1
     return done
 
 
-def _finish(store: Store) -> None:
+def _finish(store: Store, there: Archive) -> None:
     """Put days that were rewritten whole in place of their batches; forget the others."""
-    for queue in store.names(_WORK):
-        for day in store.names(f"{_WORK}/{queue}"):
+    work, kept = there.work, there.table
+    for queue in store.names(work):
+        for day in store.names(f"{work}/{queue}"):
             place = f"{queue}/{day}"
-            for batch in store.names(f"{_WORK}/{place}"):
-                if store.exists(f"{_WORK}/{place}/{batch}/_SUCCESS"):
-                    for name in store.names(f"events/{place}"):
-                        store.delete(f"events/{place}/{name}")
-                    store.move(f"{_WORK}/{place}/{batch}", f"events/{place}/{batch}")
-    store.delete(_WORK)
+            for batch in store.names(f"{work}/{place}"):
+                if store.exists(f"{work}/{place}/{batch}/_SUCCESS"):
+                    for name in store.names(f"{kept}/{place}"):
+                        store.delete(f"{kept}/{place}/{name}")
+                    store.move(f"{work}/{place}/{batch}", f"{kept}/{place}/{batch}")
+    store.delete(work)

@@ -101,11 +101,11 @@ def check_queues(options: Options, queues: tuple[str, ...]) -> None:
             )
 
 
-def check_history(options: Options, queues: tuple[str, ...]) -> None:
+def check_history(options: Options, queues: tuple[str, ...] = ()) -> None:
     """Refuse a history that nobody writes: it would read as an empty table."""
     if options.table != "history":
         return
-    for queue in queues:
+    for queue in queues or queues_of(options):
         with connected(options, queue) as connection:
             there = connection.execute("EXISTS", Keys(queue).history, effect=Effect.READ)
         if not there:

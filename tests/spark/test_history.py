@@ -3,14 +3,17 @@
 import asyncio
 import datetime
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chasqui import Job, Queue, UnrecoverableError, Worker, retention
+from chasqui.payload import decode
 from chasqui.spark.options import OptionError
 from chasqui.spark.ranges import DataLossError
+from tests.cli.conftest import call
 from tests.servers import Server
 from tests.spark.direct import Redis, read, step, tail_reader
 
@@ -85,3 +88,38 @@ def test_a_history_that_nobody_writes_is_an_error(each_server: Server, queue_nam
         read(each_server.url, queue_name, table="history")
     with pytest.raises(OptionError, match=text):
         tail_reader(each_server.url, queue_name, table="history").initialOffset()
+
+
+def test_it_is_archived_beside_the_events(
+    spark: Any, redis_86: Server, queue_name: str, tmp_path: Path
+):
+    """Each job once, though a batch is replayed; what was lost is written down."""
+    from chasqui.spark import archive, read_archive, read_losses
+    from tests.spark.test_spark import forget_commit
+
+    lake = str(tmp_path / "lake")
+    given = {"url": redis_86.url, "table": "history"}
+    command = ("spark", "archive", "--queue", queue_name, "--to", lake, "--payloads", "--json")
+    work(redis_86, queue_name, [1], history=False)
+    ran = call(*command, url=redis_86.url)
+    assert ran.code != 0
+    assert f"no worker of queue '{queue_name}' writes history: start workers" in ran.err
+    first = work(redis_86, queue_name, [{"n": n} for n in range(20)])
+    ran = call(*command, url=redis_86.url)
+    told = {"events": 42, "lost": 0, "jobs": 20, "jobs_lost": 0}
+    assert (ran.code, ran.json) == (0, told)
+    forget_commit(tmp_path / "lake" / "_checkpoint_history")
+    archive(spark, queue_name, lake, **given).awaitTermination()
+    rows = read_archive(spark, lake, table="history").collect()
+    assert {row["job_id"] for row in rows} == {job.id for job in first}
+    assert sorted(decode(row["payload"])["n"] for row in rows) == list(range(20))
+    assert read_losses(spark, lake, table="history").collect() == []
+    redis = Redis(redis_86.url, queue_name)
+    work(redis_86, queue_name, [{"n": n} for n in range(20, 25)])
+    redis("XTRIM", redis.keys.history, "MAXLEN", 2)
+    query = archive(spark, queue_name, lake, failOnDataLoss=False, **given)
+    query.awaitTermination()
+    rows = read_archive(spark, lake, table="history").collect()
+    assert sorted(decode(row["payload"])["n"] for row in rows) == [*range(20), 23, 24]
+    (lost,) = read_losses(spark, lake, table="history").collect()
+    assert (lost["queue"], lost["lost"]) == (queue_name, 3)
