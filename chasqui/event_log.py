@@ -17,6 +17,7 @@ from chasqui.keys import (
     EVENT,
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
+    EVENT_CREATED,
     EVENT_DELAY_MS,
     EVENT_DURATION_US,
     EVENT_JOB_ID,
@@ -35,7 +36,9 @@ BLOCK_MS: Final = 5_000
 #: A blocking read is given up this long after the server should have answered.
 READ_SLACK_S: Final = 5.0
 
-_NUMBERS = frozenset((EVENT_ATTEMPT, EVENT_BACKOFF_MS, EVENT_DELAY_MS, EVENT_DURATION_US, EVENT_TS))
+_NUMBERS = frozenset(
+    (EVENT_ATTEMPT, EVENT_BACKOFF_MS, EVENT_CREATED, EVENT_DELAY_MS, EVENT_DURATION_US, EVENT_TS)
+)
 _EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
@@ -52,7 +55,8 @@ class QueueEvent:
     #: None where the event is about the queue, such as `drained`.
     job_id: str | None
     job_name: str
-    #: `attempt`, `backoff_ms`, `delay_ms`, `duration_us` and `ts` are ints, the others str.
+    #: `attempt`, `backoff_ms`, `created`, `delay_ms`, `duration_us` and `ts` are ints, the others
+    #: str.
     fields: dict[str, Any]
     #: Its place in the stream: a reader that starts there goes on behind it.
     id: str = field(default="", kw_only=True, compare=False)

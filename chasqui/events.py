@@ -21,6 +21,7 @@ from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.keys import (
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
+    EVENT_CREATED,
     EVENT_DURATION_US,
     EVENT_TYPE,
     REASON,
@@ -70,24 +71,18 @@ class EventWriter:
         if self._timer is None:
             self._arm()
 
-    def failed(
-        self, job_id: str, name: str, attempt: int, kind: str, reason: str, duration_us: int
-    ) -> None:
+    def failed(self, entry: Entry, kind: str, reason: str, duration_us: int) -> None:
         """A run raised: `kind` is the type of what it raised, `reason` its text."""
+        attempt = entry.attempt + 1
         fields: tuple[Any, ...] = (EVENT_ATTEMPT, attempt, REASON, _short(reason))
         fields += (EVENT_DURATION_US, duration_us, EVENT_TYPE, _short(kind))
-        self._write(FAILED, job_id, name, fields)
+        self._write(FAILED, entry, fields)
 
-    def retry_scheduled(self, job_id: str, name: str, attempt: int, backoff_ms: int) -> None:
-        self._write(
-            RETRY_SCHEDULED, job_id, name, (EVENT_ATTEMPT, attempt, EVENT_BACKOFF_MS, backoff_ms)
-        )
-
-    def waiting(self, job_id: str, name: str) -> None:
-        self._write(WAITING, job_id, name, ())
+    def retry_scheduled(self, entry: Entry, attempt: int, backoff_ms: int) -> None:
+        self._write(RETRY_SCHEDULED, entry, (EVENT_ATTEMPT, attempt, EVENT_BACKOFF_MS, backoff_ms))
 
     def drained(self) -> None:
-        self._write(DRAINED, "", "", ())
+        self._write(DRAINED, None, ())
 
     def run_once(self) -> int:
         """Send what has gathered; how many events that was."""
@@ -112,8 +107,12 @@ class EventWriter:
         if trim is not None and self._connection.is_connected:
             self._connection.post(trim, self._replies)
 
-    def _write(self, event: bytes, job_id: str, name: str, fields: tuple[Any, ...]) -> None:
-        buffer = self._buffer
+    def _write(self, event: bytes, entry: Entry | None, fields: tuple[Any, ...]) -> None:
+        buffer, job_id, name = self._buffer, "", ""
+        if entry is not None:
+            job_id, name, created_ms = entry.job_id, entry.name, entry.untold_created_ms
+            if created_ms is not None:
+                fields += (EVENT_CREATED, created_ms)
         xadd_event(buffer, self._key, event, job_id, time.time_ns() // 1_000_000, name, fields)
         if self._timer is None:
             self._arm()

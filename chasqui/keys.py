@@ -34,6 +34,8 @@ EVENT_ATTEMPT: Final = b"attempt"
 EVENT_DURATION_US: Final = b"duration_us"
 EVENT_BACKOFF_MS: Final = b"backoff_ms"
 EVENT_DELAY_MS: Final = b"delay_ms"
+# Ours: when the job was created, unix ms, where its id is no ULID, which tells it.
+EVENT_CREATED: Final = b"created"
 # Ours; chasquimq does not write it.
 EVENT_TYPE: Final = b"type"
 

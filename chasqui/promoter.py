@@ -23,7 +23,7 @@ from chasqui.consumers import Sweeper
 from chasqui.duty import Duty, Standalone
 from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.events import DLQ, WAITING
-from chasqui.keys import EVENT_ATTEMPT, REASON, Keys, check_text
+from chasqui.keys import EVENT_ATTEMPT, EVENT_CREATED, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
 from chasqui.request import Effect, Request, commands
@@ -158,8 +158,8 @@ class PromoterDuty(Duty):
                 Effect.IDEMPOTENT,
             )
         )
-        now_ms, depth, lag_ms, wait_us, first, malformed = reply[:6]
-        ids, names = reply[6::2], reply[7::2]
+        now_ms, depth, lag_ms, wait_us, first, malformed, own = reply[:7]
+        ids, names = reply[7::2], reply[8::2]
         now_s = monotonic()
         self._has_rung = False
         self._first = first or None
@@ -173,7 +173,8 @@ class PromoterDuty(Duty):
                 extra={"queue": keys.queue, "members": malformed},
             )
         if config.has_events and (ids or malformed):
-            await self._flush(ids, names, malformed, now_ms)
+            created = dict(zip(own[::2], own[1::2], strict=True))
+            await self._flush(ids, names, created, malformed, now_ms)
         if self._metrics is not None:
             self._metrics.promoter_tick(PromoterTick(len(ids), depth, lag_ms))
             for _ in range(malformed):
@@ -209,9 +210,15 @@ class PromoterDuty(Duty):
         self._poll_at_s = now_s + (poll_s if is_foreign else max(poll_s, IDLE_POLL_S))
 
     async def _flush(
-        self, ids: list[bytes], names: list[bytes], malformed: int, now_ms: int
+        self,
+        ids: list[bytes],
+        names: list[bytes],
+        created: dict[int, bytes],
+        malformed: int,
+        now_ms: int,
     ) -> None:
-        """Write the events of promoted jobs: one pipeline that nobody waits for, one at a time."""
+        """Write the events of promoted jobs: one pipeline that nobody waits for, one at a time.
+        `created` has by number when those were whose id does not tell."""
         keys = self._keys
         if self._flushing is not None:
             await asyncio.wait({self._flushing})
@@ -219,9 +226,10 @@ class PromoterDuty(Duty):
         for _ in range(malformed):
             fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
             xadd_event(buffer, keys.events, DLQ, "", now_ms, "", fields)
-        for one, name in zip(ids, names, strict=True):
+        for i, (one, name) in enumerate(zip(ids, names, strict=True)):
             job_id, text = one.decode(errors="replace"), name.decode(errors="replace")
-            xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text)
+            own = [EVENT_CREATED, created[i]] if i in created else None
+            xadd_event(buffer, keys.events, WAITING, job_id, now_ms, text, own)
         request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands)
         self._flushing = self.connection.submit(request)
         self._flushing.add_done_callback(self._on_flushed)

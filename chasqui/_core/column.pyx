@@ -6,11 +6,10 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy, memset
 
+from chasqui._core.ulid cimport ulid_ms
 
 cdef enum:
     MAX_BLOCK = 0x7FFFFFFF      # Arrow's ends are int32
-    ULID_CHARS = 26
-    ULID_TIME_CHARS = 10
 
 cdef dict KINDS = {"text": TEXT, "binary": BINARY, "int32": INT32, "int64": INT64, "moment": MOMENT,
                    "ulid": ULID, "skipped": SKIPPED}
@@ -20,13 +19,6 @@ MAX_MS = 253_402_300_799_999
 cdef int64_t LAST_MS = MAX_MS
 
 cdef bytes NO_ENDS = bytes(4)       # of a column without rows
-
-cdef signed char CROCKFORD[256]
-cdef int _digit, _char
-memset(CROCKFORD, -1, sizeof(CROCKFORD))
-for _digit, _char in enumerate(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"):
-    CROCKFORD[_char] = _digit
-    CROCKFORD[_char | 32] = _digit          # lower case; of a digit, itself
 
 
 cdef char* reserve(Block* block, Py_ssize_t size) except NULL:
@@ -175,19 +167,3 @@ cdef class Column:
 cdef bytes mended(const char* text, Py_ssize_t size):
     """A text, with replacement characters for what is no UTF-8."""
     return text[:size].decode("utf-8", "replace").encode()
-
-
-cdef inline int64_t ulid_ms(const char* text, Py_ssize_t size) noexcept nogil:
-    """When a ULID was drawn; -1 if it is none."""
-    cdef int64_t ms = 0
-    cdef signed char digit
-    cdef int i
-    if size != ULID_CHARS:
-        return -1
-    for i in range(ULID_CHARS):
-        digit = CROCKFORD[<unsigned char>text[i]]
-        if digit < 0:
-            return -1
-        if i < ULID_TIME_CHARS:
-            ms = (ms << 5) | digit
-    return ms

@@ -301,11 +301,13 @@ def xadd_event(CommandBuffer buffer not None, bytes key not None, bytes event no
 
 def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes event not None, Entry entry not None,
                    uint64_t ts_ms, uint64_t attempt, long long duration_us=-1):
-    """XADD of what every run of an entry tells: that it began, and how long it took (-1: left out).
+    """XADD of what every run of an entry tells: that it began, and how long it took (-1: left out); and when
+    the job was created, where its id does not tell.
 
     The same bytes as `xadd_event` writes, without a Python object on the way: two of them go with every job.
     """
     cdef Py_ssize_t name_size, id_size = 0, arguments = 11
+    cdef bint has_created = entry.has_untold_created()
     cdef const char* name = PyUnicode_AsUTF8AndSize(entry.name, &name_size)
     cdef const char* id = b""
     cdef char* out
@@ -316,7 +318,9 @@ def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes even
         arguments += 2
     if duration_us >= 0:
         arguments += 2
-    out = buffer.reserve(24 * HEADER_BYTES + PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(event) + id_size + name_size)
+    if has_created:
+        arguments += 2
+    out = buffer.reserve(26 * HEADER_BYTES + PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(event) + id_size + name_size)
     out = put_header(out, c'*', arguments)
     out = put_bulk(out, b"XADD", 4)
     out = put_bulk(out, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
@@ -335,6 +339,9 @@ def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes even
     if duration_us >= 0:
         out = put_bulk(out, b"duration_us", 11)
         out = _put_number(out, duration_us)
+    if has_created:
+        out = put_bulk(out, b"created", 7)
+        out = _put_number(out, entry._view.created_at_ms)
     buffer.advance(out)
     buffer.commands += 1
 

@@ -17,6 +17,7 @@ cdef class Entry:
     cdef EnvelopeView _view             # where the parts are in `envelope`
 
     cdef bytes _decoded(self)
+    cdef bint has_untold_created(self) noexcept
 
 
 @cython.final

@@ -20,6 +20,7 @@ from chasqui._core.payload cimport unpack_run
 from chasqui._core.reply cimport (
     Builder, check_text, free_object, plain_array, plain_bool, plain_double, plain_integer, plain_nil, plain_string,
 )
+from chasqui._core.ulid cimport ulid_ms
 
 from chasqui._core.reply import ProtocolError
 
@@ -78,6 +79,15 @@ cdef class Entry:
     @property
     def created_at_ms(self):
         return self._view.created_at_ms
+
+    @property
+    def untold_created_ms(self):
+        """When the job was created, where its id does not tell that: a ULID does. Else None."""
+        return self._view.created_at_ms if self.has_untold_created() else None
+
+    cdef bint has_untold_created(self) noexcept:
+        return (self._view.id_size > 0
+                and ulid_ms(PyBytes_AS_STRING(self.envelope) + self._view.id_at, self._view.id_size) < 0)
 
     @property
     def attempt(self):

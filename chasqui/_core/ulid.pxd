@@ -1,9 +1,11 @@
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
     ULID_CHARS = 26             # 10 of time, 16 of randomness
     ENTROPY_BYTES = 1000        # one call to the operating system serves a hundred milliseconds
+
+cdef int64_t ulid_ms(const char* text, Py_ssize_t size) noexcept nogil
 
 
 @cython.final

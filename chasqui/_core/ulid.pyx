@@ -6,7 +6,8 @@ A lock would be worse than none, a child forked while another thread holds it co
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
 from posix.unistd cimport getpid
 
 from os import urandom
@@ -16,10 +17,34 @@ cdef enum:
     TIME_BITS = 48
     HALF_BITS = 40              # the 80 random bits are kept as two halves
     DRAW_BYTES = 10
+    TIME_CHARS = 10
 
 cdef uint64_t MAX_TIME = ((<uint64_t>1) << TIME_BITS) - 1
 cdef uint64_t HALF_MASK = ((<uint64_t>1) << HALF_BITS) - 1
 cdef const char* CROCKFORD = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+cdef signed char DIGITS[256]
+cdef int _digit, _char
+memset(DIGITS, -1, sizeof(DIGITS))
+for _digit, _char in enumerate(CROCKFORD[:32]):
+    DIGITS[_char] = _digit
+    DIGITS[_char | 32] = _digit             # lower case; of a digit, itself
+
+
+cdef int64_t ulid_ms(const char* text, Py_ssize_t size) noexcept nogil:
+    """When a ULID was drawn; -1 if it is none. Its first digit is at most 7: its time has 48 bits."""
+    cdef int64_t ms = 0
+    cdef signed char digit
+    cdef int i
+    if size != ULID_CHARS or DIGITS[<unsigned char>text[0]] > 7:
+        return -1
+    for i in range(ULID_CHARS):
+        digit = DIGITS[<unsigned char>text[i]]
+        if digit < 0:
+            return -1
+        if i < TIME_CHARS:
+            ms = (ms << 5) | digit
+    return ms
 
 
 @cython.final

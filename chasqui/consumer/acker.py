@@ -28,6 +28,7 @@ from chasqui.errors import AuthenticationError, ServerError
 from chasqui.events import COMPLETED, EventWriter
 from chasqui.keys import (
     EVENT_ATTEMPT,
+    EVENT_CREATED,
     EVENT_DURATION_US,
     EVENT_JOB_ID,
     EVENT_TS,
@@ -57,8 +58,8 @@ NOT_PENDING: Final = -1
 #: Owns nothing: no consumer has this name.
 NOBODY: Final = " "
 
-#: What COMPLETE tells of a job: its id, ts, name, attempt, duration_us, and its envelope where the
-#: history is kept; or nothing.
+#: What COMPLETE tells of a job: its id, ts, name, attempt, duration_us, created, and its envelope
+#: where the history is kept; or nothing.
 Told: TypeAlias = tuple[Any, ...]
 
 
@@ -158,7 +159,9 @@ class Acker:
         self._result_bytes += len(result)
         if self._events is not None or self._history is not None:
             ts_ms = time.time_ns() // 1_000_000
-            told = job_id, ts_ms, entry.name, entry.attempt + 1, duration_us
+            created_ms = entry.untold_created_ms
+            own = b"" if created_ms is None else created_ms
+            told = job_id, ts_ms, entry.name, entry.attempt + 1, duration_us, own
             if self._history is not None:
                 told += (entry.envelope,)
                 self._result_bytes += len(entry.envelope or b"")
@@ -434,4 +437,5 @@ def _parsed(events: bytes) -> Iterator[Told]:
             found.get(NAME, b""),
             found[EVENT_ATTEMPT],
             found[EVENT_DURATION_US],
+            found.get(EVENT_CREATED, b""),
         )

@@ -440,7 +440,7 @@ class Dispatcher:
             self._metrics.job_outcome(JobOutcome(kind, attempt, duration_us, entry.name))
         if self._events is not None:
             raised, text = type(error).__name__, text_of(error)
-            self._events.failed(entry.job_id, entry.name, attempt, raised, text, duration_us)
+            self._events.failed(entry, raised, text, duration_us)
         if self._is_let_go(entry):
             return True  # its new owner runs it
         if isinstance(error, LeaseLostError):
@@ -460,9 +460,7 @@ class Dispatcher:
                     RetryScheduled(verdict.attempt + 1, verdict.delay_ms, entry.name)
                 )
             if self._events is not None:
-                self._events.retry_scheduled(
-                    entry.job_id, entry.name, verdict.attempt + 1, verdict.delay_ms
-                )
+                self._events.retry_scheduled(entry, verdict.attempt + 1, verdict.delay_ms)
             if isinstance(error, Retry):  # no failure: the handler asked for it
                 text = "queue %s: job %s (%s) asked in run %d of %d to run again, in %d ms: %s"
                 self.complaints.inform(text, about=about)

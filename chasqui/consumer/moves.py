@@ -18,6 +18,7 @@ from chasqui.keys import (
     ERROR,
     EVENT,
     EVENT_ATTEMPT,
+    EVENT_CREATED,
     EVENT_DURATION_US,
     EVENT_JOB_ID,
     EVENT_TS,
@@ -133,6 +134,8 @@ def _dlq_event(move: Move) -> list[str]:
         EVENT_ATTEMPT: str(move.attempt),
         REASON: move.reason,
     }
+    if entry.untold_created_ms is not None:
+        fields[EVENT_CREATED] = str(entry.untold_created_ms)
     return [text for field, value in fields.items() for text in (field.decode(), value)]
 
 

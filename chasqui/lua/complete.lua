@@ -4,7 +4,7 @@
 -- ARGV  1 group   2 consumer that must still own them   3 ms to keep results
 --       4 the events stream, or '' if nothing is told   5 the history stream, or '' if none is kept
 --       then per job: entry id, encoded result (or ''), and if it is told or kept: job id, ts, name,
---       attempt, duration_us; and if it is kept: envelope
+--       attempt, duration_us, created (or '' if its id tells that); and if it is kept: envelope
 -- Returns per job '1' done, '2' done but the result could not be stored, '0' not ours any more: then
 -- nothing was stored and nobody told.
 -- The acknowledgement comes before results and events. A script's first write is refused when memory is
@@ -16,7 +16,7 @@
 local call, argv, key, group, owner, events, history =
   redis.call, ARGV, KEYS[1], ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local is_told, is_kept = events ~= '', history ~= ''
-local step = is_kept and 8 or is_told and 7 or 2
+local step = is_kept and 9 or is_told and 8 or 2
 if is_kept then
   call('XACK', key, group, '0-0')
   call('XDEL', key, '0-0')
@@ -27,7 +27,7 @@ for i = 6, #argv, step do
   local result = KEYS[#answers + 2]
   if owns(key, group, owner, id) then
     answer = '1'
-    local job, ts, name, attempt, took, envelope = unpack(argv, i + 2, i + step - 1)
+    local job, ts, name, attempt, took, created, envelope = unpack(argv, i + 2, i + step - 1)
     if is_kept then
       if name == '' then
         call('XADD', history, '*', 'e', 'completed', 'id', job, 'ts', ts, 'attempt', attempt,
@@ -43,7 +43,15 @@ for i = 6, #argv, step do
       answer = '2'
     end
     if is_told then
-      if name == '' then
+      if created ~= '' then
+        local words = {'XADD', events, '*', 'e', 'completed', 'id', job, 'ts', ts, 'n', name, 'attempt', attempt,
+          'duration_us', took, 'created', created}
+        if name == '' then
+          table.remove(words, 10)
+          table.remove(words, 10)
+        end
+        redis.pcall(unpack(words))
+      elseif name == '' then
         redis.pcall('XADD', events, '*', 'e', 'completed', 'id', job, 'ts', ts, 'attempt', attempt,
           'duration_us', took)
       else

@@ -4,8 +4,9 @@
 --       didx of each job begins with, before its id
 -- ARGV  1 most jobs to move   2 most entries to keep in the stream, or ''
 -- Returns {now (ms), jobs still delayed, ms that the first of them has been due, us until it is due
--- or -1 if there is none, its score, malformed members moved to the dead-letter stream, then per
--- promoted job: id, name}. Reads Redis's clock, so workers' clocks do not matter.
+-- or -1 if there is none, its score, malformed members moved to the dead-letter stream, {number, created, …}
+-- of those of the promoted jobs whose id does not tell when they were created, then per promoted job: id,
+-- name}. Reads Redis's clock, so workers' clocks do not matter.
 -- A promoted job's didx goes with it, in this step: the job may fail and be back in the delayed set,
 -- with a new didx, before the promoter has its answer.
 -- Copies are made before their originals go, so nothing is lost where one cannot be made; and none is
@@ -76,7 +77,7 @@ local function add_traced(id, envelope, name)
   return reply
 end
 
-local answer = {now, 0, 0, -1, '', 0}
+local answer = {now, 0, 0, -1, '', 0, {}}
 local left, bytes, stay, refusal = tonumber(ARGV[1]), 0, 0, nil
 local is_allowed = false
 repeat
@@ -110,6 +111,13 @@ repeat
       reply = are_traced and add_traced(id, envelope, name) or add(envelope, name)
       answer[#answer + 1] = id
       answer[#answer + 1] = name
+      if not is_ulid(id) then
+        local _, _, created = read(envelope)
+        if created then
+          local told = answer[7]
+          told[#told + 1], told[#told + 2] = (#answer - 9) / 2, created
+        end
+      end
     end
     if type(reply) ~= 'table' then
       copied[#copied + 1] = member

@@ -33,45 +33,6 @@ if ARGV[5] == '0' then
   return count
 end
 
-local function number(bytes, at, width)
-  local value = 0
-  for i = at, at + width - 1 do
-    value = value * 256 + (string.byte(bytes, i) or 0)
-  end
-  return value
-end
-
--- Width of a number behind its type byte, by that byte; of a small one: 0.
-local WIDTHS = {[204] = 1, [205] = 2, [206] = 4, [207] = 8, [208] = 1, [209] = 2, [210] = 4, [211] = 8}
-
--- The id and the attempt of an envelope, [id: str, payload: bin, created: uint, attempt: uint, …];
--- nothing if it is no envelope.
-local function read(envelope)
-  local kind, at, size = string.byte(envelope, 2), 3, nil
-  if kind and kind >= 160 and kind <= 191 then
-    size = kind - 160
-  elseif kind == 217 or kind == 218 then
-    size = number(envelope, at, kind - 216)
-    at = at + kind - 216
-  else
-    return nil
-  end
-  local id = string.sub(envelope, at, at + size - 1)
-  at = at + size
-  kind = string.byte(envelope, at)
-  if not kind or kind < 196 or kind > 198 then
-    return nil
-  end
-  local width = 2 ^ (kind - 196)
-  at = at + 1 + width + number(envelope, at + 1, width)
-  at = at + 1 + (WIDTHS[string.byte(envelope, at)] or 0)
-  kind = string.byte(envelope, at)
-  if not kind then
-    return nil
-  end
-  return id, WIDTHS[kind] and number(envelope, at + 1, WIDTHS[kind]) or kind
-end
-
 local time = redis.call('TIME')
 local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 for _, entry in ipairs(entries) do
@@ -83,7 +44,7 @@ for _, entry in ipairs(entries) do
       name = entry[2][i + 1]
     end
   end
-  local id, attempt = read(envelope or '')
+  local id, attempt, created = read(envelope or '')
   if id then
     local words = {'XADD', KEYS[2], '*', 'e', event, 'id', id, 'ts', now}
     if name and name ~= '' then
@@ -92,6 +53,9 @@ for _, entry in ipairs(entries) do
     words[#words + 1], words[#words + 2] = 'attempt', string.format('%.0f', attempt + 1)
     if not takes and ARGV[6] ~= '' then
       words[#words + 1], words[#words + 2] = 'duration_us', ARGV[6]
+    end
+    if created then
+      words[#words + 1], words[#words + 2] = 'created', created
     end
     redis.pcall(unpack(words))
   end

@@ -21,6 +21,7 @@ from chasqui.keys import (
     DEFAULT_GROUP,
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
+    EVENT_CREATED,
     REASON,
     Keys,
 )
@@ -178,6 +179,8 @@ class Mover:
             return
         buffer, now_ms = CommandBuffer(), time.time_ns() // 1_000_000
         for event, entry, fields in told:
+            if entry.untold_created_ms is not None:
+                fields += (EVENT_CREATED, entry.untold_created_ms)
             xadd_event(buffer, self._keys.events, event, entry.job_id, now_ms, entry.name, fields)
         if buffer:
             request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands, raises=False)

@@ -26,7 +26,7 @@ from chasqui.spark.ranges import Mark, Place
 
 logger = logging.getLogger(__name__)
 
-BATCH: Final = scripts.load("spark_batch")
+BATCH: Final = scripts.load("spark_batch", "envelope")
 RENEW: Final = scripts.load("spark_renew")
 
 #: Jobs in one script call: about a millisecond of the server's time.

@@ -18,6 +18,7 @@ from chasqui.spark.options import Options
 from chasqui.spark.schemas import arrow_schema
 from chasqui.spark.shaping import Corrupt, JobRows, Shaper
 
+_CREATED: Final = "created"
 #: Per column of events: what it holds, and in which field. In the order in which they are written.
 _EVENT_FIELDS: Final = {
     "event": ("text", keys.EVENT),
@@ -30,6 +31,8 @@ _EVENT_FIELDS: Final = {
     "backoff_ms": ("int64", keys.EVENT_BACKOFF_MS),
     "delay_ms": ("int64", keys.EVENT_DELAY_MS),
     "reason": ("text", keys.REASON),
+    # No column of its own: job_created_at, where the id does not tell.
+    _CREATED: ("moment", keys.EVENT_CREATED),
 }
 _JOB_FIELDS: Final = {"name": ("text", keys.NAME)}
 _DLQ_FIELDS: Final = {
@@ -66,8 +69,9 @@ class EventDecoder:
 
     def builder(self) -> ColumnBuilder:
         names = set(self._schema.names)
+        wanted = names | {_CREATED} if "job_created_at" in names else names
         return ColumnBuilder(
-            "range", _fields(_EVENT_FIELDS, names), names & {"entry_id", "entry_ts", "extra"}
+            "range", _fields(_EVENT_FIELDS, wanted), names & {"entry_id", "entry_ts", "extra"}
         )
 
     def batch(self, queue: str, page: Columns) -> Any:
@@ -83,7 +87,12 @@ class EventDecoder:
         if name == "extra":
             assert page.extras is not None
             return maps(page.rows, kind, page.extras)
-        return filled(page.rows, kind, page.columns[name])
+        column = filled(page.rows, kind, page.columns[name])
+        if name == "job_created_at":
+            told = filled(page.rows, kind, page.columns[_CREATED])
+            if told.null_count < page.rows:
+                return pc.coalesce(told, column)
+        return column
 
 
 class JobDecoder:

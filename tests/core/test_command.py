@@ -322,18 +322,33 @@ def test_while_a_view_is_out_no_command_is_written(write):
     assert buffer.commands > 1
 
 
+#: Those that do not tell when they were made.
+OWN_IDS = [
+    "an id",
+    "x",
+    "01ARZ3NDEKTSV4RRFFQ69G5FAU",
+    "01arz3ndektsv4rrffq69g5fav0",
+    "é" * 13,
+    "y" * 26,
+]
+
+
+@pytest.mark.parametrize("job_id", ["01ARZ3NDEKTSV4RRFFQ69G5FAV", *OWN_IDS])
 @pytest.mark.parametrize("duration_us", [-1, 0, 10**12])
 @pytest.mark.parametrize("name", ["", "mail", "名"])
-def test_run_event_is_the_event_that_xadd_event_writes(name: str, duration_us: int):
-    envelope = encode_envelope("an id", b"\xc0", 1, 7)
+def test_run_event_is_the_event_that_xadd_event_writes(name: str, duration_us: int, job_id: str):
+    envelope = encode_envelope(job_id, b"\xc0", 2**53, 7)
     row = frame("d", envelope, *(("n", name) if name else ()))
     reader = ReplyReader()
     reader.feed(b"*1\r\n*2\r\n$3\r\n1-1\r\n" + row)
     (entry,) = reader.read(EntryBuilder("range"))
     fields = ["attempt", 8] + (["duration_us", duration_us] if duration_us >= 0 else [])
+    assert entry.untold_created_ms == (2**53 if job_id in OWN_IDS else None)
+    if job_id in OWN_IDS:
+        fields += ["created", 2**53]
     fast, plain = CommandBuffer(), CommandBuffer()
     xadd_run_event(fast, b"key", b"completed", entry, 1_794_797_194_811, 8, duration_us)
-    xadd_event(plain, b"key", b"completed", "an id", 1_794_797_194_811, name, fields)
+    xadd_event(plain, b"key", b"completed", job_id, 1_794_797_194_811, name, fields)
     assert bytes(fast) == bytes(plain)
     assert fast.commands == 1
 

@@ -346,9 +346,10 @@ def test_consumed_jobs_write_the_events_of_a_worker(each_server: Server, queue_n
     told = events(redis)
     assert [one[b"id"].decode() for one in told] == expected
     assert [list(one) for one in told[2:]] == [
-        [b"e", b"id", b"ts", b"n", b"attempt"],
+        [b"e", b"id", b"ts", b"n", b"attempt", b"created"],
         [b"e", b"id", b"ts", b"attempt"],
     ]
+    assert [int(one[b"created"]) for one in told[:3]] == [job.created_at_ms for job in jobs[:3]]
     assert {(one[b"e"], one[b"attempt"]) for one in told} == {(b"active", b"1")}
     reader.commit(end)
     buried, told = events(redis)[len(told) :][:2], events(redis)[len(told) + 2 :]

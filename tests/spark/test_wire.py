@@ -101,6 +101,22 @@ def test_only_the_wanted_columns_are_there():
     assert row["job_created_at"] == at(1_469_922_850_259)
 
 
+def test_when_a_job_was_created_is_told_by_its_id_or_by_a_field():
+    ulid, own = b"01ARZ3NDEKTSV4RRFFQ69G5FAV", b"order-7"
+    page = [
+        [b"1-0", [b"e", b"active", b"id", ulid, b"ts", b"5", b"attempt", b"1"]],
+        [b"2-0", [b"e", b"active", b"id", own, b"ts", b"5", b"attempt", b"1", b"created", b"7000"]],
+        [b"3-0", [b"e", b"active", b"id", own, b"ts", b"5", b"attempt", b"1", b"created", b"soon"]],
+        [b"4-0", [b"e", b"drained", b"id", b"", b"ts", b"6"]],
+    ]
+    rows = batch_of(EventDecoder(schema_of(EVENTS)), page).to_pylist()
+    created = [row["job_created_at"] for row in rows]
+    assert created == [at(1_469_922_850_259), at(7000), None, None]
+    assert all(row["extra"] == [] for row in rows)
+    (first, *_) = batch_of(EventDecoder(schema_of(EVENTS, "event")), page).to_pylist()
+    assert list(first) == ["event"]
+
+
 # ── Jobs ────────────────────────────────────────────────────────────────────────────────────────
 
 

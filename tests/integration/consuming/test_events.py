@@ -209,3 +209,41 @@ async def test_events_can_be_turned_off(
     await running.completed(1)
     await running.stop()
     assert await redis("EXISTS", keys.events) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"store_results": True}])
+async def test_every_event_of_a_job_with_an_id_of_its_own_tells_when_it_was_created(
+    queue: Queue, start: Start, redis: Redis, keys: Keys, events: Read, options: dict[str, bool]
+) -> None:
+    """A ULID tells that by itself."""
+
+    async def handler(job: Job) -> str:
+        if job.attempt == 0:
+            raise ValueError("no luck")
+        if job.name == "dies":
+            raise UnrecoverableError("never")
+        return "done"
+
+    running = start(handler, **options)
+    jobs = [
+        await queue.add(name, None, job_id=own, backoff=BackoffSpec.fixed(1, jitter_ms=0))
+        for own, name in (("a", "works"), ("b", "dies"), (None, "works"), ("c", ""))
+    ]
+    await running.completed(3)
+    await running.buried(1)
+
+    async def are_told() -> bool:
+        names = [event[b"e"] for event in await events()]
+        return names.count(b"completed") == 3 and names.count(b"waiting") == 4
+
+    await until(are_told, "all is told")
+    told = [event for event in await events() if event[b"id"]]
+    kinds = {b"active", b"failed", b"retry-scheduled", b"waiting", b"completed", b"dlq"}
+    assert {event[b"e"] for event in told} == kinds
+    for job in jobs:
+        own = [event for event in told if event[b"id"].decode() == job.id]
+        if len(job.id) == 26:
+            assert all(b"created" not in event for event in own)
+        else:
+            assert [list(event)[-1] for event in own] == [b"created"] * len(own)
+            assert {int(event[b"created"]) for event in own} == {job.created_at_ms}

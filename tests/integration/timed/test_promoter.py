@@ -58,7 +58,21 @@ async def test_the_markers_of_promoted_jobs_go_and_their_events_carry_the_name(
     events = await entries(redis, keys.events)
     assert [event[b"id"].decode() for event in events] == [job.id for job in jobs]
     assert {(event[b"e"], event[b"n"]) for event in events} == {(b"waiting", b"mail")}
-    assert all(list(event) == [b"e", b"id", b"ts", b"n"] for event in events)
+    assert all(list(event) == [b"e", b"id", b"ts", b"n", b"created"] for event in events)
+    assert [int(event[b"created"]) for event in events] == [job.created_at_ms for job in jobs]
+
+
+async def test_an_event_tells_when_a_job_was_created_only_if_its_id_does_not(
+    keys: Keys, queue: Queue, redis: Redis, make_promoter: MakePromoter
+):
+    ids = [None, "x", None, "y" * 26, "z" * 40, None]
+    jobs = [await queue.add("", {"n": i}, delay_ms=1, job_id=one) for i, one in enumerate(ids)]
+    async with running(make_promoter()):
+        await stream_of(redis, keys.stream, len(jobs))
+    told = {event[b"id"].decode(): event for event in await entries(redis, keys.events)}
+    for job, own in zip(jobs, ids, strict=True):
+        expected = None if own is None else b"%d" % job.created_at_ms
+        assert told[job.id].get(b"created") == expected
 
 
 async def test_events_can_be_left_out(keys: Keys, redis: Redis, make_promoter: MakePromoter):
