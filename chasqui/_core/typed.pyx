@@ -267,17 +267,18 @@ cdef class Typed(Field):
     cdef Py_ssize_t put_struct(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """A map: what it lacks is null, and what the struct lacks is skipped."""
         cdef Typed field
-        cdef Py_ssize_t count, size, i, following = 0
+        cdef Py_ssize_t count, size, i, start, following = 0
         cdef unsigned char head = unpacker.data[at]
         if many_at(unpacker.data, &at, &count) != PAIRS:
             return unpacker.refuse(self, shown(head))
         for i in range(count):
             field = None
+            start = at
             if run_at(unpacker.data, &at, &size) == STR:
                 field = self.field_of(<const char*>unpacker.data + at, size, &following)
                 at += size
             else:
-                at = unpacker.skip(at)
+                at = unpacker.skip(start)
             if field is None:
                 at = unpacker.skip(at)
                 continue

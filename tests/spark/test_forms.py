@@ -263,6 +263,13 @@ def test_what_is_missing_is_null_and_what_is_unknown_is_skipped():
     assert unpacked([twice], schema) == [{"a": None, "s": {"b": 2, "c": None}}]
 
 
+@pytest.mark.parametrize("key", [b"", b"a", b"\xa1a\x07", b"\xdf", b"x" * 300, 5, -(2**40), None])
+def test_a_key_that_is_no_text_is_skipped(key: Any):
+    schema = of(a=T.LongType(), b=T.LongType())
+    given = msgpack.packb({"b": 1, key: "x", "a": 2})
+    assert unpacked([given], schema) == [{"a": 2, "b": 1}]
+
+
 MISFITS: list[tuple[T.DataType, Any, str]] = [
     (T.DecimalType(10, 2), {}, r"payload.c: expected decimal\(10,2\), got map"),
     (T.DecimalType(10, 2), "0.001", r"expected decimal\(10,2\), got text that does not fit"),
