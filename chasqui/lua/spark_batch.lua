@@ -1,13 +1,21 @@
 -- spark_batch: take new jobs for a batch of a consuming query, or acknowledge and delete what the batch
 -- holds; either with the lifecycle event that a worker would write for each.
--- KEYS  1 stream   2 events   3 paused
+-- KEYS  1 stream   2 events   3 paused   4 lock of the query's name
 -- ARGV  1 group   2 consumer   3 most jobs   4 'active' to take, 'completed' to acknowledge
 --       5 '1' to write events, '0' to write none   6 microseconds that the batch took, or '' if not known
--- Returns how many jobs; none are taken while the queue is paused. The jobs do not move to the driver.
--- A batch is delivered once, when it is taken: acknowledging it is no delivery.
+--       7 who asks, as the lock has it
+-- Returns how many jobs, or -1 if another driver has the name now: what came late from this one would be
+-- acknowledged unread with a batch of that one. None are taken while the queue is paused. The jobs do not
+-- move to the driver.
+-- A batch is delivered once, when it is taken: acknowledging it is no delivery. Its consumer goes when it holds
+-- nothing, in the same step: with one that holds jobs the server would forget them.
 -- Events are best effort: one that cannot be written changes nothing.
 local stream, group, consumer, event = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 local takes = event == 'active'
+local holder = redis.call('GET', KEYS[4])
+if holder and holder ~= ARGV[7] then
+  return -1
+end
 if takes and redis.call('EXISTS', KEYS[3]) == 1 then
   return 0
 end
@@ -27,6 +35,8 @@ else
   if count > 0 then
     redis.call('XACK', stream, group, unpack(ids))
     redis.call('XDEL', stream, unpack(ids))
+  else
+    redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer)
   end
 end
 if ARGV[5] == '0' then

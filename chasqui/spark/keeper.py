@@ -126,9 +126,7 @@ class Keeper:
             try:
                 for queue in self._options.queue:
                     if self._lease(queue) >= 0:
-                        self._lost = (
-                            f"queue {queue!r} is consumed as {self._name!r} by another query now"
-                        )
+                        self._lose(queue)
                         return
                     self._connections[queue].run(self._renew(queue, self._renewed))
             except ChasquiError as error:
@@ -136,6 +134,9 @@ class Keeper:
                 logger.warning(
                     "the jobs of %s were not renewed: %s", self._name, error, extra=fields
                 )
+
+    def _lose(self, queue: str) -> None:
+        self._lost = f"queue {queue!r} is consumed as {self._name!r} by another query now"
 
     def _renew(self, queue: str, seq: int) -> Plan[None]:
         after = b"0"
@@ -198,11 +199,22 @@ class Keeper:
         count: int = connection.call(
             scripts.call(
                 BATCH,
-                [keys.stream, keys.events, keys.paused],
-                [self._options.group, self.consumer(seq), most, event, int(tells), took_us],
+                [keys.stream, keys.events, keys.paused, self._lock(keys)],
+                [
+                    self._options.group,
+                    self.consumer(seq),
+                    most,
+                    event,
+                    int(tells),
+                    took_us,
+                    self._holder,
+                ],
                 Effect.IDEMPOTENT,
             )
         )
+        if count < 0:
+            self._lose(queue)
+            self.check()
         if tells and (trim := self._trimmers[queue].wrote(count)) is not None:
             with contextlib.suppress(ServerError):  # best effort, as the events themselves
                 connection.call(trim)
@@ -236,14 +248,6 @@ class Keeper:
         took_us = "" if started_s is None else int((time.monotonic() - started_s) * 1_000_000)
         while self._step(queue, seq, SLICE, COMPLETED, took_us):
             pass
-        self._connections[queue].execute(
-            "XGROUP",
-            "DELCONSUMER",
-            Keys(queue).stream,
-            self._options.group,
-            self.consumer(seq),
-            effect=Effect.IDEMPOTENT,
-        )
 
     def forget(self, seq: int) -> None:
         """Batches up to this one are over."""
