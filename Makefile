@@ -113,7 +113,7 @@ endef
 
 .venv/.spark: pyproject.toml | build
 	@echo "Installing Spark into .venv; the first time takes some minutes."
-	@$(BIN)/python $(PIP) install --editable '.[delta,iceberg]'
+	@$(BIN)/python $(PIP) install --editable '.[delta,iceberg,spark-connect]'
 	@touch $@
 
 .venv-interop/.built: pyproject.toml | build

@@ -39,5 +39,5 @@ def save(df: "DataFrame", kind: str, path: str) -> int:
         return int(tables.read(path).count())
     if kind == "csv":  # it knows no structs, maps or bytes
         df = df.drop("retry", "extra", "_corrupt")
-    df.write.format(kind).options(header=True).mode("errorifexists").save(path)
+    df.write.format(kind).options(header=True).mode("error").save(path)
     return int(df.sparkSession.read.format(kind).options(header=True).load(path).count())

@@ -26,6 +26,7 @@ from chasqui.errors import ChasquiError, NotSupportedError
 from chasqui.keys import Keys
 from chasqui.retention import Log
 from chasqui.spark.options import TABLES
+from chasqui.spark.sessions import is_connect
 from chasqui.spark.values import queue_names
 from chasqui.words import count, meant, near
 
@@ -41,7 +42,7 @@ URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
 _SAY_EVERY_S: Final = 10.0
 
 Master: TypeAlias = Annotated[
-    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, …")
+    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, sc://host")
 ]
 Conf: TypeAlias = Annotated[
     list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")
@@ -74,6 +75,8 @@ class SparkRun:
         self._conf = dict(_setting(one) for one in conf or ())
         self._is_quiet = "spark.log.level" not in self._conf
         self._is_interrupted = False
+        if is_connect(master):
+            return
         self._conf.setdefault("spark.log.level", "OFF")
         if "urlEnv" in self.server:
             self._conf.setdefault(f"spark.executorEnv.{URL_VARIABLE}", os.environ[URL_VARIABLE])
@@ -83,7 +86,7 @@ class SparkRun:
 
         check_packages()
         self._is_own = running_session() is None
-        if self._is_own:
+        if self._is_own and not is_connect(self._master):
             find_java()
         for queue in self._reads:
             must_exist(queue, self._redis_url, as_json=self._as_json)

@@ -23,6 +23,7 @@ from chasqui.spark.link import check_history
 from chasqui.spark.losses import Loss
 from chasqui.spark.options import LOGS, Options
 from chasqui.spark.schemas import COLUMNS, PAYLOADS
+from chasqui.spark.sessions import refuse_connect
 from chasqui.spark.stores import Store
 from chasqui.spark.tables import Txn, split_place, tables_of
 from chasqui.spark.verbs import follow
@@ -61,6 +62,7 @@ def archive(
     (`readerHold`, `readerLease`), under the name of its place unless `reader` gives another;
     `reader=None` does without.
     """
+    refuse_connect(spark, "archive")
     there = Archive(spark, to, checkpoint, table)
     log = there.checkpoint
     options = {"startingOffsets": "earliest", "reader": reader_of(to), **options}
@@ -105,6 +107,7 @@ def read_losses(spark: "SparkSession", to: str, *, table: str = "events") -> "Da
     Per queue and batch: `lost` entries behind `after_id` and not behind `before_id`. `lost` is null
     where the stream was deleted, so that nobody knows; `after_id` is null where the archive begins.
     """
+    refuse_connect(spark, "read_losses")
     return Archive(spark, to, table=table).losses()
 
 
@@ -215,6 +218,7 @@ def compact(
     of its batches. Readers may miss a day for the moment in which it moves. Days of the
     history, if it is archived there, are rewritten as well, unless a table is named.
     """
+    refuse_connect(spark, "compact")
     if table is None:
         done = compact(spark, to, before=before, table="events")
         history = Archive(spark, to, table="history")

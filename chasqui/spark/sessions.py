@@ -144,7 +144,8 @@ def session(
 ) -> "SparkSession":
     """A Spark session that knows the format `chasqui`; the running one if there is one.
 
-    Without `master` it is what spark-submit said, else all cores of this machine.
+    Without `master` it is what spark-submit said, else all cores of this machine. With
+    `sc://host:15002` it is a session of a Spark Connect server, and needs no Java here.
     """
     check_packages()
     from pyspark.sql import SparkSession
@@ -154,6 +155,8 @@ def session(
     if (running := running_session()) is not None:
         register(running)
         return running
+    if is_connect(master):
+        return _remote_session(str(master), conf or {})
     os.environ["JAVA_HOME"] = str(find_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -169,3 +172,30 @@ def session(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def is_connect(master: str | None) -> bool:
+    """Whether a master is a Spark Connect server."""
+    return master is not None and master.startswith("sc://")
+
+
+def _remote_session(url: str, conf: Mapping[str, Any]) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    from chasqui.spark.source import register
+
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    ours = {name: value for name, value in _SETTINGS.items() if name.startswith("spark.sql.")}
+    for name, value in {**ours, **conf}.items():
+        spark.conf.set(name, value)
+    register(spark)
+    return spark
+
+
+def refuse_connect(spark: "SparkSession", what: str) -> None:
+    """NotSupportedError for what works on files through the JVM of its own driver."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise NotSupportedError(
+            f"{what} does not run on Spark Connect, which gives no access to the files of an "
+            "archive: use a session of its own, such as chasqui.spark.session('local[*]')"
+        )

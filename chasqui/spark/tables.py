@@ -119,7 +119,7 @@ class Folders:
         return rows
 
     def create(self, place: str, df: "DataFrame") -> None:
-        df.write.mode("errorifexists").parquet(place)
+        df.write.mode("error").parquet(place)
 
 
 class SessionDelta:
@@ -140,7 +140,7 @@ class SessionDelta:
         return None
 
     def create(self, place: str, df: "DataFrame") -> None:
-        df.write.format("delta").mode("errorifexists").save(place)
+        df.write.format("delta").mode("error").save(place)
 
 
 class DriverDelta:
@@ -187,7 +187,7 @@ class DriverDelta:
         from deltalake import convert_to_deltalake
 
         with _setting(self._spark, _TIMES, "TIMESTAMP_MICROS"):
-            df.write.mode("errorifexists").parquet(place)
+            df.write.mode("error").parquet(place)
         convert_to_deltalake(place)
 
 
