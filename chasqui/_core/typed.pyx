@@ -7,7 +7,6 @@ does not fit its column costs its row, and is told with its place.
 import datetime
 import decimal
 
-cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.math cimport isinf
@@ -65,15 +64,8 @@ def unpack_column(tuple shape not None, Py_ssize_t rows, Py_ssize_t offset, bitm
     return unpacker.root.take(), reasons
 
 
-@cython.final
 cdef class Unpacker:
     """The value under way, and what is wrong with it."""
-
-    cdef Typed root
-    cdef const unsigned char* data
-    cdef Py_ssize_t size
-    cdef str reason
-    cdef str place
 
     def __cinit__(self, tuple shape not None):
         self.root = Typed(shape)
@@ -113,7 +105,6 @@ cdef class Unpacker:
         return skip_value(self.data, at, self.size, MAX_DEPTH, False, &fault)
 
 
-@cython.final
 cdef class Typed(Field):
     """A column that reads its values out of msgpack."""
 
@@ -183,7 +174,7 @@ cdef class Typed(Field):
             self.put_bytes(&whole, self.width)
         return at
 
-    cdef inline bint holds(self, int64_t number) noexcept:
+    cdef bint holds(self, int64_t number) noexcept:
         """Whether a whole number has room in the column."""
         if self.width == 8:
             return True
@@ -368,7 +359,7 @@ cdef object unscaled(given, int precision, int scale):
     return -number if sign else number
 
 
-cdef bint is_utf8(const char* text, Py_ssize_t size):
+cdef bint is_utf8(const char* text, Py_ssize_t size) except -1:
     if is_ascii(text, size):
         return True
     try:

@@ -113,7 +113,8 @@ class SparkRun:
             try:
                 self.session.stop()
             except Exception as failure:  # the driver may be gone, of which the error tells
-                logger.debug("the session could not be stopped: %s", failure)
+                fields = {"master": self._master}
+                logger.debug("the session could not be stopped: %s", failure, extra=fields)
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if told is not None:
             if not self._is_quiet:

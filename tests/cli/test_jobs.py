@@ -35,6 +35,10 @@ def test_jobs_are_added_and_seen_on_every_server(
         "paused": False,
         "live_workers": 0,
         "silent_workers": 0,
+        "events": 0,
+        "events_kept": 100_000,
+        "event_readers": [],
+        "history": 0,
     }
     listed = {row["queue"]: row for row in call("queues", "--json", url=url).json}
     assert listed[queue_name]["waiting"] == 1

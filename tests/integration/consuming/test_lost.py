@@ -480,6 +480,6 @@ async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(
     await redis("XGROUP", "CREATE", keys.stream, "g", "0")
     await redis("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.stream, ">")
     other = await redis("XADD", keys.stream, "*", "d", "")
-    words = [done, other] if script is scripts.ACK else ["c", 1, "", done, "", other, ""]
+    words = [done, other] if script is scripts.ACK else ["c", 1, "", "", done, "", other, ""]
     await redis("EVAL", script.source, 1, keys.stream, "g", *words)
     assert [entry_id for entry_id, _ in await redis("XRANGE", keys.stream, "-", "+")] == [other]
