@@ -70,7 +70,7 @@ cdef inline bint read_number(const char* text, Py_ssize_t size, int64_t* number)
             return False
         value = value * 10 + <uint64_t>(text[i] - c'0')
         i += 1
-    if value > <uint64_t>0x7FFFFFFFFFFFFFFF:
+    if value > <uint64_t>0x7FFFFFFFFFFFFFFF + is_negative:
         return False
-    number[0] = -<int64_t>value if is_negative else <int64_t>value
+    number[0] = <int64_t>(<uint64_t>0 - value if is_negative else value)     # the lowest has no positive twin
     return True
