@@ -10,13 +10,13 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import functions as F
 
-from chasqui.errors import NotSupportedError
+from chasqui.errors import ChasquiError, NotSupportedError
 from chasqui.retention import MAX_READER_BYTES
 from chasqui.spark import losses as loss
 from chasqui.spark.link import check_history
@@ -68,7 +68,9 @@ def archive(
     options = {"startingOffsets": "earliest", "reader": reader_of(to), **options}
     given: dict[str, str] = {"queue": queue, "table": table}
     given |= {name: options[name] for name in ("url", "urlEnv") if name in options}
-    check_history(Options.parse(given, "s"))
+    checked = Options.parse(given, "s")
+    check_history(checked)
+    there.check_begin(checked.queue)
     entries = follow(spark, table, queue, **options)
 
     def write(df: "DataFrame", batch: int) -> None:
@@ -139,6 +141,19 @@ class Archive:
 
     def place(self, table: str) -> str:
         return f"{self.root}.{table}" if self.kind == "iceberg" else f"{self.root}/{table}"
+
+    def check_begin(self, queues: Sequence[str]) -> None:
+        """Raise if the checkpoint is new and entries of these queues are here: its first batches
+        would take the place of those that have their numbers, or come a second time."""
+        if Store(self._spark, self.checkpoint).exists("metadata") or not self:
+            return
+        found = self.entries().where(F.col("queue").isin(*queues)).select("queue").first()
+        if found is not None:
+            raise ChasquiError(
+                f"{self.place(self.table)} has {self.table} of queue {found[0]!r}, and the "
+                f"checkpoint {self.checkpoint} does not know of them: give the checkpoint that "
+                "they were archived with, or archive to another place"
+            )
 
     def __bool__(self) -> bool:
         """Whether anything was archived."""
@@ -247,8 +262,12 @@ def compact(
     done = 0
     for place, names in days.items():
         if len(names) > 1 and last not in names and place.rpartition("date=")[2] < limit:
-            rows = spark.read.parquet(f"{there.root}/{table}/{place}").drop("batch")
-            aside = f"{there.root}/{there.work}/{place}/batch=c{uuid.uuid4().hex}"
+            day, batch = f"{there.root}/{table}/{place}", f"batch=c{uuid.uuid4().hex}"
+            reader = spark.read.option("basePath", day)
+            rows = reader.parquet(*(f"{day}/{name}" for name in names)).drop("batch")
+            # An archive may add to the day meanwhile: only what is read here may go.
+            store.write(f"{there.work}/{place}/{batch}.of", "\n".join(names))
+            aside = f"{there.root}/{there.work}/{place}/{batch}"
             rows.coalesce(1).write.mode("overwrite").parquet(aside)
             _finish(store, there)
             done += 1
@@ -263,7 +282,7 @@ def _finish(store: Store, there: Archive) -> None:
             place = f"{queue}/{day}"
             for batch in store.names(f"{work}/{place}"):
                 if store.exists(f"{work}/{place}/{batch}/_SUCCESS"):
-                    for name in store.names(f"{kept}/{place}"):
+                    for name in store.text(f"{work}/{place}/{batch}.of").splitlines():
                         store.delete(f"{kept}/{place}/{name}")
                     store.move(f"{work}/{place}/{batch}", f"{kept}/{place}/{batch}")
     store.delete(work)

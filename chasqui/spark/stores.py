@@ -24,7 +24,8 @@ class Store:
         self._fs.delete(self._path(place), True)
 
     def move(self, place: str, to: str) -> None:
-        self._fs.rename(self._path(place), self._path(to))
+        if not self._fs.rename(self._path(place), self._path(to)):
+            raise OSError(f"{self._path(place)} could not be moved to {self._path(to)}")
 
     def names(self, place: str) -> list[str]:
         if not self.exists(place):
@@ -36,6 +37,14 @@ class Store:
         stream = self._fs.open(self._path(place))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, place: str, text: str) -> None:
+        """Make a file."""
+        stream = self._fs.create(self._path(place))
+        try:
+            stream.write(text.encode())
         finally:
             stream.close()
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from ulid import ULID
 from chasqui import retention
 from chasqui._core.envelope import decode_envelope, encode_envelope, encode_retry
 from chasqui._core.ulid import UlidFactory
+from chasqui.errors import ChasquiError
 from chasqui.payload import encode
 from chasqui.retention import Log
 from chasqui.sync import Queue
@@ -273,6 +275,46 @@ def test_the_archive_holds_every_event_once(
         (tmp_path / "lake" / "events" / f"queue={queue_name}" / "date=2026-01-01").iterdir()
     )
     assert len(days) == 1
+
+
+def test_nothing_that_is_archived_is_lost_again(
+    spark: Any,
+    redis_86: Server,
+    queue_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Neither what comes while its day is compacted, nor to an archive whose checkpoint is gone."""
+    from chasqui.spark import archive, archiving, compact, read_archive
+
+    redis, lake = Redis(redis_86.url, queue_name), tmp_path / "lake"
+
+    def add(ts_ms: int) -> None:
+        redis("XADD", redis.keys.events, "*", "e", "active", "id", "x", "ts", ts_ms)
+        archive(spark, queue_name, str(lake), url=redis_86.url).awaitTermination()
+
+    def killed(*_: Any) -> None:
+        if (lake / "_compacting").exists():
+            raise KeyboardInterrupt
+
+    for ts_ms in (START_MS, START_MS + 1, START_MS + 90_000_000):
+        add(ts_ms)
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "_finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compact(spark, str(lake))
+    add(START_MS + 2)
+    compact(spark, str(lake))
+    spark.catalog.clearCache()
+    there = sorted(i.decode() for i, _ in redis("XRANGE", redis.keys.events, "-", "+"))
+    kept = sorted(row["entry_id"] for row in read_archive(spark, str(lake)).collect())
+    assert kept == there
+    assert not (lake / "_compacting").exists()
+    redis("XTRIM", redis.keys.events, "MAXLEN", 1)
+    shutil.rmtree(lake / "_checkpoint")
+    with pytest.raises(ChasquiError, match="does not know of them"):
+        archive(spark, queue_name, str(lake), url=redis_86.url)
+    assert sorted(row["entry_id"] for row in read_archive(spark, str(lake)).collect()) == there
 
 
 def test_the_archive_knows_what_it_lacks(
