@@ -6,9 +6,7 @@ from chasqui._core.reply cimport Builder
 
 @cython.final
 cdef class ColumnBuilder(Builder):
-    cdef readonly str shape
-    cdef bint _is_streams               # XREADGROUP of one stream; else XRANGE
-    cdef int _base                      # the depth at which entries lie in this reply; 0: not a reply of entries
+    cdef bint _is_page                  # the reply under way holds entries
     cdef list _columns                  # all of them, those of fields first
     cdef Py_ssize_t _fields             # how many are of fields
     cdef Py_ssize_t _next               # where to look for the next field first: entries are alike
@@ -21,7 +19,6 @@ cdef class ColumnBuilder(Builder):
     cdef dict _corrupt                  # by row, what could not be decoded
     cdef Py_ssize_t _rows               # entries of whole replies
     cdef Py_ssize_t _row                # the entry under way
-    cdef Py_ssize_t _entries            # those of this reply, deleted ones too
     cdef bint _is_open                  # there is one
     cdef bint _was_decoded              # its envelope was, or is corrupt
     cdef Py_ssize_t _size               # bytes of values so far, kept or not
@@ -29,10 +26,8 @@ cdef class ColumnBuilder(Builder):
     cdef int _slot                      # what the next value is for: a column, or one of Target
     cdef bytes _extra_name
 
-    cdef int _begin(self, int kind) except -1
     cdef int _open(self, int depth, int kind, int place, Py_ssize_t size) except -1
     cdef int _close_entry(self) except -1
-    cdef int _drop_entry(self) except -1
     cdef int _text(self, int depth, int place, const char* text, Py_ssize_t size) except -1
     cdef int _choose(self, const char* text, Py_ssize_t size) except -1
     cdef int _value(self, const char* text, Py_ssize_t size) except -1

@@ -18,12 +18,9 @@ class Columns:
 class ColumnBuilder(Builder):
     def __init__(
         self,
-        shape: Literal["range", "streams"],
         fields: Iterable[tuple[str, Kind, bytes]],
         parts: Collection[str] = (),
     ) -> None: ...
-    @property
-    def shape(self) -> str: ...
     @property
     def rows(self) -> int: ...
     @property

@@ -1,4 +1,4 @@
-"""Stream replies straight into columns: filled while hiredis parses, nothing in between.
+"""Replies of XRANGE straight into columns: filled while hiredis parses, nothing in between.
 
 A column comes from one field of the entries, from their ids or from their envelopes. Only what is
 asked for is kept. What is no UTF-8 gets replacement characters, what is no number is null: one odd
@@ -16,7 +16,7 @@ from chasqui._core.column cimport SKIPPED, Block, Column, mended, reserve, take_
 from chasqui._core.envelope cimport EnvelopeView, read_envelope, retry_tuple
 from chasqui._core.hiredis cimport (
     CreateArray, CreateBool, CreateDouble, CreateInteger, CreateNil, CreateString, REDIS_REPLY_ARRAY,
-    REDIS_REPLY_MAP, REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
+    REDIS_REPLY_STRING, redisReadTask, redisReplyObjectFunctions,
 )
 from chasqui._core.msgpack cimport Fault
 from chasqui._core.reply cimport (
@@ -30,6 +30,11 @@ cdef enum Target:
     TO_ENVELOPE = -1
     TO_EXTRA = -2
     TO_NOTHING = -3
+
+cdef enum Depth:                # of what is inside a reply: [[id, [field, value, …]], …]
+    OF_ENTRY = 1
+    OF_PARTS = 2
+    OF_FIELDS = 3
 
 cdef frozenset OF_ENVELOPES = frozenset(("job_id", "payload", "created_at", "attempt", "envelope"))
 
@@ -53,20 +58,15 @@ class Columns:
 
 @cython.final
 cdef class ColumnBuilder(Builder):
-    """Gathers the entries of stream replies: `reader.read(builder)` gives how many and the last id, and `take`
+    """Gathers the entries of XRANGE: `reader.read(builder)` gives how many and the last id, and `take`
     what was gathered since the last time.
 
-    `range` is XRANGE, `streams` is XREADGROUP of one stream, whose deleted entries are left out.
     `fields` are columns as `(name, kind, field)`; a field may have several. Made from other parts of an
     entry, where `parts` has their names: `entry_id`, `entry_ts`, and with any of `job_id`, `payload`,
     `created_at`, `attempt`, `envelope` field `d` is decoded. `extra` in `parts` keeps all other fields.
     """
 
-    def __cinit__(self, str shape not None, fields, parts=()):
-        if shape not in ("range", "streams"):
-            raise ValueError(f"shape must be range or streams, not {shape!r}")
-        self.shape = shape
-        self._is_streams = shape == "streams"
+    def __cinit__(self, fields, parts=()):
         cdef dict same = {}                     # one object for each field: they are told apart by `is`
         self._columns = [Column(name, kind, same.setdefault(field, field)) for name, kind, field in fields]
         self._fields = len(self._columns)
@@ -121,15 +121,16 @@ cdef class ColumnBuilder(Builder):
         return answer
 
     cdef object finish(self, object root):
-        if self._base == 0:
+        cdef Py_ssize_t known = self._rows
+        if not self._is_page:
             return root
         self._close_entry()
         self._rows = self._row
-        return self._entries, self._last_id
+        return self._rows - known, self._last_id
 
     cdef int reset(self) except -1:
         """Forget a reply that is not whole: it is read again."""
-        self._base = 0
+        self._is_page = False
         self._last_id = self._extra_name = None
         if self._is_open or self._row > self._rows:
             self._is_open = False
@@ -137,36 +138,15 @@ cdef class ColumnBuilder(Builder):
             self._cut(self._rows)
         return 0
 
-    cdef int _begin(self, int kind) except -1:
-        """The root of a reply is an aggregate: where will its entries lie?"""
-        if not self._is_streams and kind == REDIS_REPLY_ARRAY:
-            self._base = 1
-        elif self._is_streams and kind == REDIS_REPLY_ARRAY:
-            self._base = 3
-        elif self._is_streams and kind == REDIS_REPLY_MAP:
-            self._base = 2
-        self._row = self._rows
-        self._entries = 0
-        return 0
-
     cdef int _open(self, int depth, int kind, int place, Py_ssize_t size) except -1:
-        """An aggregate inside the reply begins."""
-        if kind != REDIS_REPLY_ARRAY:
-            raise misshapen(depth)
-        if depth < self._base:
-            if self._base == 3 and depth == 1 and size == 2:
-                return 0                        # [key, entries]
-            if depth == self._base - 1 and place & 1:
-                return 0                        # entries
-        elif depth == self._base:
-            if size == 2 or size == 4:
-                self._close_entry()
-                self._entries += 1
-                self._is_open = True
-                self._was_decoded = False
-                self._next = 0
-                return 0
-        elif depth == self._base + 1 and place == 1 and size & 1 == 0:
+        """An array inside the reply begins."""
+        if kind == REDIS_REPLY_ARRAY and depth == OF_ENTRY and size == 2:
+            self._close_entry()
+            self._is_open = True
+            self._was_decoded = False
+            self._next = 0
+            return 0
+        if kind == REDIS_REPLY_ARRAY and depth == OF_PARTS and place == 1 and size & 1 == 0:
             return 0                            # fields
         raise misshapen(depth)
 
@@ -189,11 +169,6 @@ cdef class ColumnBuilder(Builder):
             self._extra_ends.size += 4
         return 0
 
-    cdef int _drop_entry(self) except -1:
-        """The entry under way was deleted while it was pending: it has no fields."""
-        self._is_open = False
-        return self._cut(self._row)
-
     cdef int _cut(self, Py_ssize_t rows) except -1:
         cdef Column column
         cdef int32_t end = 0
@@ -214,9 +189,9 @@ cdef class ColumnBuilder(Builder):
     cdef int _text(self, int depth, int place, const char* text, Py_ssize_t size) except -1:
         """A string inside the reply."""
         cdef Py_ssize_t dash = 0
-        if depth == self._base + 2:
+        if depth == OF_FIELDS:
             return self._value(text, size) if place & 1 else self._choose(text, size)
-        if depth == self._base + 1 and place == 0:
+        if depth == OF_PARTS and place == 0:
             self._last_id = PyBytes_FromStringAndSize(text, size)
             if self._entry_id is not None:
                 self._entry_id.put_bytes(text, size)
@@ -225,8 +200,6 @@ cdef class ColumnBuilder(Builder):
                     dash += 1
                 self._entry_ms.put_text(text, dash)
             return 0
-        if self._is_streams and depth == self._base - 1 and place & 1 == 0:
-            return 0                            # the stream's key
         raise misshapen(depth)
 
     cdef int _choose(self, const char* text, Py_ssize_t size) except -1:
@@ -336,8 +309,8 @@ COLUMN_FUNCTIONS.freeObject = free_object
 
 
 cdef inline bint is_plain(const redisReadTask* task) noexcept:
-    """A root that is no aggregate, or anything inside a reply that holds no entries."""
-    return task.parent == NULL or (<ColumnBuilder>task.privdata)._base == 0
+    """A root that is no array, or anything inside a reply that holds no entries."""
+    return task.parent == NULL or not (<ColumnBuilder>task.privdata)._is_page
 
 
 cdef void* column_string(const redisReadTask* task, char* text, size_t size) except NULL:
@@ -354,34 +327,27 @@ cdef void* column_string(const redisReadTask* task, char* text, size_t size) exc
 cdef void* column_array(const redisReadTask* task, size_t size) except NULL:
     cdef ColumnBuilder builder = <ColumnBuilder>task.privdata
     if task.parent == NULL:
-        builder._begin(task.type)
-        if builder._base:
+        builder._is_page = task.type == REDIS_REPLY_ARRAY
+        builder._row = builder._rows
+        if builder._is_page:
             Py_INCREF(builder)                  # hiredis owns the root until the reply is whole
             return <void*>builder
-    if builder._base == 0:
+    if not builder._is_page:
         return plain_array(task, size)
     builder._open(builder._source.ridx, task.type, task.idx, size)
     return <void*>builder
 
 
 cdef void* column_integer(const redisReadTask* task, long long number) except NULL:
-    cdef ColumnBuilder builder = <ColumnBuilder>task.privdata
     if is_plain(task):
         return plain_integer(task, number)
-    if builder._source.ridx != builder._base + 1 or not 2 <= task.idx <= 3:
-        raise misshapen(builder._source.ridx)
-    return <void*>builder                       # idle time and deliveries are not kept
+    raise misshapen((<ColumnBuilder>task.privdata)._source.ridx)
 
 
 cdef void* column_nil(const redisReadTask* task) except NULL:
-    cdef ColumnBuilder builder = <ColumnBuilder>task.privdata
     if is_plain(task):
         return plain_nil(task)
-    if builder._source.ridx == builder._base + 1 and task.idx == 1 and builder._is_open:
-        builder._drop_entry()
-    elif builder._source.ridx != builder._base:
-        raise misshapen(builder._source.ridx)
-    return <void*>builder
+    raise misshapen((<ColumnBuilder>task.privdata)._source.ridx)
 
 
 cdef void* column_double(const redisReadTask* task, double number, char* text, size_t size) except NULL:

@@ -130,7 +130,7 @@ def walk(
     counts_loss: bool = True,
 ) -> Plan[Walked]:
     """Count the entries behind a place, up to an id or `most` of them."""
-    builder = ColumnBuilder("range", ())
+    builder = ColumnBuilder(())
     marks: list[Mark] = []
     place, ordinal = start.id, start.ordinal
     lost: int | None = 0 if counts_loss and ordinal is not None else None

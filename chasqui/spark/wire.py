@@ -71,7 +71,7 @@ class EventDecoder:
         names = set(self._schema.names)
         wanted = names | {_CREATED} if "job_created_at" in names else names
         return ColumnBuilder(
-            "range", _fields(_EVENT_FIELDS, wanted), names & {"entry_id", "entry_ts", "extra"}
+            _fields(_EVENT_FIELDS, wanted), names & {"entry_id", "entry_ts", "extra"}
         )
 
     def batch(self, queue: str, page: Columns) -> Any:
@@ -111,7 +111,7 @@ class JobDecoder:
         parts = {"entry_id", "attempt", *(set(_JOB_PARTS) & set(self._shaper.schema.names))}
         if self._shaper.decodes_payloads:
             parts.add("envelope")
-        return ColumnBuilder("range", _fields(self._known, self._shaper.schema.names), parts)
+        return ColumnBuilder(_fields(self._known, self._shaper.schema.names), parts)
 
     def batch(
         self,

@@ -41,7 +41,7 @@ EVENTS = reply(
 
 
 def events() -> ColumnBuilder:
-    return ColumnBuilder("range", FIELDS, ("entry_id", "entry_ts", "extra"))
+    return ColumnBuilder(FIELDS, ("entry_id", "entry_ts", "extra"))
 
 
 def texts(columns: Columns, name: str) -> list[bytes | None]:
@@ -140,7 +140,7 @@ JOBS = reply(
 
 def test_envelopes_are_decoded_and_what_is_none_is_kept_aside():
     parts = ("entry_id", "job_id", "payload", "created_at", "attempt", "envelope")
-    builder = ColumnBuilder("range", [("name", "text", b"n")], parts)
+    builder = ColumnBuilder([("name", "text", b"n")], parts)
     reader = ReplyReader()
     reader.feed(JOBS)
     assert reader.read(builder) == (4, b"4-0")
@@ -159,21 +159,6 @@ def test_envelopes_are_decoded_and_what_is_none_is_kept_aside():
     assert columns.corrupt == {1: JOB[:9], 2: b""}, "what was taken is the taker's"
 
 
-@pytest.mark.parametrize("head", [b"*1\r\n*2\r\n$1\r\ns\r\n", b"%1\r\n$1\r\ns\r\n"])
-def test_deleted_entries_are_left_out_but_counted(head: bytes):
-    gone = b"*2\r\n$3\r\n2-0\r\n*-1\r\n"
-    last = b"*2\r\n$3\r\n4-0\r\n_\r\n"
-    first, third = entry(b"1-0", b"d", JOB, b"x", b"1"), entry(b"3-0", b"d", JOB, b"x", b"2")
-    reader = ReplyReader()
-    reader.feed(head + reply(first, gone, third, last))
-    builder = ColumnBuilder("streams", [], ("entry_id", "payload", "extra"))
-    assert reader.read(builder) == (4, b"4-0")
-    columns = builder.take()
-    assert texts(columns, "entry_id") == [b"1-0", b"3-0"]
-    assert struct.unpack("<3i", columns.extras[0]) == (0, 1, 2)
-    assert sorted(columns.retries) == [0, 1]
-
-
 def test_what_is_no_page_comes_as_it_is_or_ends_the_stream():
     reader, builder = ReplyReader(), events()
     reader.feed(b"-LOADING\r\n$-1\r\n:5\r\n")
@@ -181,7 +166,9 @@ def test_what_is_no_page_comes_as_it_is_or_ends_the_stream():
     assert reader.read(builder) is None
     assert reader.read(builder) == 5
     for wrong in (b"*1\r\n:5\r\n", b"*1\r\n*3\r\n", b"*1\r\n*2\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n",
-                  b"*1\r\n*2\r\n$1\r\n1\r\n*3\r\n", b"*1\r\n*2\r\n$1\r\n1\r\n#t\r\n"):  # fmt: skip
+                  b"*1\r\n*2\r\n$1\r\n1\r\n*3\r\n", b"*1\r\n*2\r\n$1\r\n1\r\n#t\r\n",
+                  b"*1\r\n*2\r\n$1\r\n1\r\n*-1\r\n", b"*1\r\n*-1\r\n", b"*1\r\n*4\r\n",
+                  ):  # fmt: skip
         broken = ReplyReader()
         broken.feed(wrong)
         with pytest.raises(ProtocolError, match="not a reply of stream entries"):
@@ -208,7 +195,7 @@ def test_what_is_no_page_comes_as_it_is_or_ends_the_stream():
     ],
 )
 def test_a_number_is_a_decimal_and_nothing_else(text: bytes, number: int | None):
-    builder = ColumnBuilder("range", [("n", "int64", b"n"), ("small", "int32", b"n")])
+    builder = ColumnBuilder([("n", "int64", b"n"), ("small", "int32", b"n")])
     reader = ReplyReader()
     reader.feed(reply(entry(b"1-0", b"n", text)))
     reader.read(builder)
@@ -218,11 +205,9 @@ def test_a_number_is_a_decimal_and_nothing_else(text: bytes, number: int | None)
     assert numbers(columns, "small") == [number if fits else None]
 
 
-def test_wrong_shapes_and_kinds_are_refused():
-    with pytest.raises(ValueError, match="shape must be range or streams"):
-        ColumnBuilder("pages", [])
+def test_wrong_kinds_are_refused():
     with pytest.raises(KeyError):
-        ColumnBuilder("range", [("n", "number", b"n")])
+        ColumnBuilder([("n", "number", b"n")])
     builder, reader = events(), ReplyReader()
     reader.feed(EVENTS[:-5])
     reader.read(builder)

@@ -88,9 +88,7 @@ KNOWN: dict[tuple[int | None, int], tuple[bytes | None, object]] = {(3, id(None)
 BUFFER, ULIDS = CommandBuffer(), UlidFactory()
 READER = ReplyReader()
 STREAMS, RANGE, AUTOCLAIM = map(EntryBuilder, ("streams", "range", "autoclaim"))
-COLUMNS = ColumnBuilder(
-    "range", [("name", "text", b"n")], ("entry_id", "payload", "envelope", "extra")
-)
+COLUMNS = ColumnBuilder([("name", "text", b"n")], ("entry_id", "payload", "envelope", "extra"))
 PAIR = msgpack.packb({"a": ["x", "2026-11-18"], "d": "1E+2"}) * 2
 PAIR_ENDS = struct.pack("=3i", 0, len(PAIR) // 2, len(PAIR))
 _TEXT = ("element", "text", "string", True, 0, 0, [])

@@ -41,8 +41,8 @@ _KNOWN: Final = {field for _, _, field in FIELDS}
 _DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
-def builder(shape: Any) -> ColumnBuilder:
-    return ColumnBuilder(shape, FIELDS, PARTS)  # type: ignore[arg-type]
+def builder() -> ColumnBuilder:
+    return ColumnBuilder(FIELDS, PARTS)  # type: ignore[arg-type]
 
 
 # ── What a builder gathered ──────────────────────────────────────────────────────────────────────
@@ -85,24 +85,15 @@ def _values(rows: int, kind: str, buffers: Any) -> list[Any]:
 # ── What it must gather ──────────────────────────────────────────────────────────────────────────
 
 
-def rows_from(shape: str, reply: Any) -> Any:
+def rows_from(reply: Any) -> Any:
     """The rows of a plain reply; the reply itself if it holds none, or MISSHAPEN."""
-    if type(reply) not in ((list, dict) if shape == "streams" else (list,)):
+    if type(reply) is not list:
         return reply
-    limit = 1 << 62
-    found = reference.entries(shape, reply, limit)
-    if found is reference.MISSHAPEN:
-        return found
-    flat = _flat(shape, reply)
-    rows = [_row(entry) for entry in flat if entry is not None and entry[1] is not None]
-    return [dict(sorted(row.items())) for row in rows]
-
-
-def _flat(shape: str, reply: Any) -> list[Any]:
-    if shape == "range":
-        return list(reply)
-    streams = reply.items() if type(reply) is dict else reply
-    return [entry for _, entries in streams for entry in entries]
+    if reference.entries("range", reply, 1 << 62) is reference.MISSHAPEN:
+        return reference.MISSHAPEN
+    if any(entry is None or entry[1] is None or len(entry) != 2 for entry in reply):
+        return reference.MISSHAPEN
+    return [dict(sorted(_row(entry).items())) for entry in reply]
 
 
 def _row(entry: list[Any]) -> dict[str, Any]:

@@ -82,10 +82,10 @@ class Corpus:
         return bytes([shape + 3 * (rng.random() < 0.1)]) + data
 
     def columns(self) -> bytes:
-        """A byte that says how to read it (see targets.check_columns), then such a reply."""
-        while (data := self.entries())[0] % 3 == 2:
+        """A reply of stream entries as XRANGE gives them."""
+        while (data := self.entries())[0] % 3 != 1:
             pass
-        return data
+        return data[1:]
 
     def arrow(self) -> bytes:
         """A column as Arrow lays it out (see columns.column_of)."""

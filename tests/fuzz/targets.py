@@ -189,38 +189,37 @@ def _check_still_usable(builder: EntryBuilder) -> None:
 
 
 def check_columns(data: bytes) -> bool:
-    """The first byte chooses the shape; the rows are those of the plain reply, and a builder that
-    was left in the middle of a reply keeps what it has gathered before."""
-    control, data = data[0] if data else 0, data[1:]
-    shape, mark = _SHAPES[control % 2], crc32(data)
-    builder = columns.builder(shape)
+    """The rows are those of the plain reply, and a builder that was left in the middle of a reply
+    keeps what it has gathered before."""
+    mark = crc32(data)
+    builder = columns.builder()
     found, refusal = read((data,), builder)
     rows = columns.rows_of(builder.take())
-    pieces = columns.builder(shape)
+    pieces = columns.builder()
     again, cut_refusal = read(cut(data, mark), pieces)
     if (refusal is None) != (cut_refusal is None) or not same(found, again, mark):
-        raise WrongAnswerError(f"{shape}, whole: {found!r}\nin pieces: {again!r}, {cut_refusal}")
+        raise WrongAnswerError(f"whole: {found!r}\nin pieces: {again!r}, {cut_refusal}")
     read((b"*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nn\r\n$1\r\nx\r\n",), pieces)
     if not same(rows, columns.rows_of(pieces.take())[: len(rows)], mark):
-        raise WrongAnswerError(f"{shape}: {rows!r} whole, and something else in pieces")
+        raise WrongAnswerError(f"{rows!r} whole, and something else in pieces")
     plain, _ = read((data,))
     is_ambiguous = _AMBIGUOUS.search(data) is not None
     expected = list[Any]()
     for got, reply in zip(found, plain, strict=False):
-        wanted = columns.rows_from(shape, reply)
+        wanted = columns.rows_from(reply)
         if type(got) is not tuple:
             if not same(got, reply, mark) and not _has_twin_keys(data, plain):
-                raise WrongAnswerError(f"{shape}: {got!r} from {reply!r}")
+                raise WrongAnswerError(f"{got!r} from {reply!r}")
             continue
         if wanted is reference.MISSHAPEN:
-            raise WrongAnswerError(f"{shape}: accepted {reply!r}")
+            raise WrongAnswerError(f"accepted {reply!r}")
         expected += wanted
     if not same(rows, expected, mark) and not (is_ambiguous and _has_twin_keys(data, plain)):
-        raise WrongAnswerError(f"{shape}: {rows!r}, expected {expected!r}")
+        raise WrongAnswerError(f"{rows!r}, expected {expected!r}")
     if len(plain) > len(found) and not is_ambiguous:
-        wanted = columns.rows_from(shape, plain[len(found)])
+        wanted = columns.rows_from(plain[len(found)])
         if wanted is not reference.MISSHAPEN:
-            raise WrongAnswerError(f"{shape}: {refusal}, expected {wanted!r}")
+            raise WrongAnswerError(f"{refusal}, expected {wanted!r}")
     return refusal is None and bool(found)
 
 
