@@ -250,6 +250,15 @@ cdef inline int run_at(const unsigned char* data, Py_ssize_t* at, Py_ssize_t* si
     return STR if head >= 0xD9 else BIN
 
 
+cdef inline bint text_at(const unsigned char* data, Py_ssize_t* at, Py_ssize_t* size) noexcept nogil:
+    """Whether it is STR, with `at` moved to its bytes; else `at` stays."""
+    cdef Py_ssize_t start = at[0]
+    if run_at(data, at, size) == STR:
+        return True
+    at[0] = start
+    return False
+
+
 cdef inline int many_at(const unsigned char* data, Py_ssize_t* at, Py_ssize_t* count) noexcept nogil:
     """ARRAY or PAIRS, with `at` moved to the first inside; else NO."""
     cdef unsigned char head = data[at[0]]

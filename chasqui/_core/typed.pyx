@@ -21,7 +21,7 @@ from chasqui._core.maps cimport (
     BINARY, BOOL, CLOCK, DATE, DECIMAL, DOUBLE, FLOAT, INT8, INT64, LIST, MAP, MOMENT, NOTHING, STRUCT, TEXT,
 )
 from chasqui._core.msgpack cimport (
-    ARRAY, BIN, NIL, NO, PAIRS, REAL, STR, TOO_LARGE, Fault, big_endian, many_at, number_at, run_at, skip_value,
+    ARRAY, BIN, NIL, NO, PAIRS, REAL, TOO_LARGE, Fault, big_endian, many_at, number_at, run_at, skip_value, text_at,
 )
 
 
@@ -185,10 +185,10 @@ cdef class Typed(Field):
         cdef Py_ssize_t size, start = at
         cdef int64_t number = 0
         cdef char value[DECIMAL_BYTES]
-        cdef int found = run_at(unpacker.data, &at, &size)
-        cdef const char* text = <const char*>unpacker.data + at
+        cdef const char* text
         cdef bint is_read = False
-        if found == STR:
+        if text_at(unpacker.data, &at, &size):
+            text = <const char*>unpacker.data + at
             if self.kind == DECIMAL:
                 is_read = read_decimal(text, size, self.precision, self.scale, value)
             elif self.kind == DATE:
@@ -213,7 +213,7 @@ cdef class Typed(Field):
         cdef object given, number
         cdef bytes value
         cdef unsigned char head = unpacker.data[at]
-        if run_at(unpacker.data, &at, &size) == STR:
+        if text_at(unpacker.data, &at, &size):
             try:
                 given = PyUnicode_DecodeUTF8(<const char*>unpacker.data + at, size, NULL)
             except UnicodeDecodeError:
@@ -258,18 +258,17 @@ cdef class Typed(Field):
     cdef Py_ssize_t put_struct(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """A map: what it lacks is null, and what the struct lacks is skipped."""
         cdef Typed field
-        cdef Py_ssize_t count, size, i, start, following = 0
+        cdef Py_ssize_t count, size, i, following = 0
         cdef unsigned char head = unpacker.data[at]
         if many_at(unpacker.data, &at, &count) != PAIRS:
             return unpacker.refuse(self, shown(head))
         for i in range(count):
             field = None
-            start = at
-            if run_at(unpacker.data, &at, &size) == STR:
+            if text_at(unpacker.data, &at, &size):
                 field = self.field_of(<const char*>unpacker.data + at, size, &following)
                 at += size
             else:
-                at = unpacker.skip(start)
+                at = unpacker.skip(at)
             if field is None:
                 at = unpacker.skip(at)
                 continue
@@ -327,10 +326,10 @@ cdef class Typed(Field):
 
     cdef Py_ssize_t put_key(self, Unpacker unpacker, Py_ssize_t at) except -2:
         """A key: numbers are text there."""
-        cdef Py_ssize_t size, start = at
+        cdef Py_ssize_t size
         cdef int64_t number
-        if not INT8 <= self.kind <= INT64 or run_at(unpacker.data, &at, &size) != STR:
-            return self.put(unpacker, start)
+        if not INT8 <= self.kind <= INT64 or not text_at(unpacker.data, &at, &size):
+            return self.put(unpacker, at)
         if not read_number(<const char*>unpacker.data + at, size, &number) or not self.holds(number):
             return unpacker.refuse(self, "text that does not fit")
         self.put_bytes(&number, self.width)

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 
 from chasqui._core.envelope import encode_delayed_member, encode_envelope, encode_retry
+from tests.fuzz import typed
 
 #: Replies as servers have sent them, RESP2 and RESP3.
 RECORDED = (
@@ -47,6 +48,22 @@ _NUMBERS = (
     *(0, 1, (1 << 64) - 1),
     *((1 << width) + off for width in (7, 8, 16, 31, 32, 63) for off in (-1, 0, 1)),
 )
+_DATES = ("2026-11-18", "0001-01-01", "9999-12-31", "2024-02-29", "20261118")
+_MOMENTS = ("2026-11-18T03:16:03.000123", "0001-01-01T00:00:00", "1969-12-31 23:59", *_DATES)
+_DECIMALS = ("12.50", "-0.01", "99999999.99", "1E+2", "0E-9", "-7", 7, 0.25)
+#: By kind, what fits.
+_FITTING: dict[str, tuple[object, ...]] = {
+    "nothing": (None,),
+    "bool": (True, False),
+    "text": _TEXTS,
+    "binary": (*_BYTES, "x"),
+    "date": _DATES,
+    "moment": tuple(one + zone for one in _MOMENTS[:2] for zone in ("Z", "+00:00", "-02:00", "")),
+    "local": _MOMENTS,
+    "clock": ("03:16:03", "23:59:59.999999", "03:16", "00:00:00.5"),
+    "decimal": _DECIMALS,
+}
+_KINDS = (*_FITTING, "int8", "int16", "int32", "int64", "float", "double")
 
 
 class Corpus:
@@ -208,6 +225,29 @@ class Corpus:
         """A value of any types, mostly such as a payload holds."""
         value = self._any(0)
         return self._pack({"to": value} if self._rng.random() < 0.7 else value)
+
+    def typed(self) -> bytes:
+        """A byte that chooses the shape (see targets.check_typed), then a map that mostly fits."""
+        rng = self._rng
+        place = rng.randrange(len(typed.NAMES))
+        name = typed.NAMES[place]
+        fields = {"beside": rng.choice((*_TEXTS, None)), name: self._fitting(name)}
+        return bytes([place]) + self._pack(fields)
+
+    def _fitting(self, kind: str) -> object:
+        rng = self._rng
+        if rng.random() < 0.05:
+            return self._any(2)
+        if kind == "list":
+            inner = [{name: self._fitting(name) for name in rng.sample(_KINDS, 2)}, None, {}]
+            return [inner[: rng.randrange(4)] for _ in range(rng.randrange(3))]
+        if kind == "map":
+            return {rng.choice(("7", "-8", "0", 9)): rng.choice(_TEXTS) for _ in range(2)}
+        if kind == "dates":
+            return {rng.choice(_DATES): {"x": rng.choice(_DECIMALS)} for _ in range(2)}
+        if kind == "struct":
+            return {"int8": rng.randrange(-128, 128), "": rng.choice(_BYTES), b"\xa1": "x"}
+        return rng.choice((*_FITTING.get(kind, (0, -1, 1, 3.0)), None))
 
     def _retry(
         self,

@@ -12,7 +12,10 @@ from typing import NamedTuple
 from tests.fuzz import sanitized
 from tests.fuzz.slot import Slot, State
 
-NAMES = ("reply", "entries", "columns", "maps", "envelope", "member", "payload", "url", "name")
+NAMES = (
+    *("reply", "entries", "columns", "maps", "typed", "envelope", "member", "payload"),
+    *("url", "name"),
+)
 #: Where inputs are kept that made the core fail: the file's name begins with the target's.
 KEPT = sanitized.ROOT / "build/fuzz"
 #: A batch takes far less than a second.

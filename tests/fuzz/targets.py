@@ -19,7 +19,7 @@ from chasqui._core.envelope import (
 )
 from chasqui._core.payload import pack, unpack
 from chasqui._core.reply import INCOMPLETE, Builder, ProtocolError, Push, ReplyError, ReplyReader
-from tests.fuzz import columns, reference, words
+from tests.fuzz import columns, reference, typed, words
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutate import MSGPACK, RESP, WORDS, Format
 
@@ -307,6 +307,21 @@ def check_payload(data: bytes) -> bool:
     return True
 
 
+def check_typed(data: bytes) -> bool:
+    """The first byte chooses the shape. Each row is read as Python reads it, whatever is between
+    two that fit; packed and read again it is the same."""
+    shape, data = typed.SHAPES[(data[0] if data else 0) % len(typed.SHAPES)], data[1:]
+    unpacked, rows = typed.rows_around(shape, data)
+    expected = typed.rows_expected(shape, data)
+    if repr(rows) != repr(expected):
+        raise WrongAnswerError(f"{rows!r}, expected {expected!r}")
+    is_fit = rows[1] is not typed.MISFIT
+    if is_fit and repr(again := typed.rows_again(shape, unpacked)) != repr(rows):
+        raise WrongAnswerError(f"{rows!r}, and {again!r} after it was packed")
+    typed.pack_harmed(shape, unpacked, crc32(data))
+    return is_fit
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -317,6 +332,7 @@ TARGETS = {
         Target("payload", MSGPACK, Corpus.payload, check_payload),
         Target("columns", RESP, Corpus.columns, check_columns),
         Target("maps", MSGPACK, Corpus.arrow, check_maps),
+        Target("typed", MSGPACK, Corpus.typed, check_typed),
         Target("url", WORDS, Corpus.url, words.check_url),
         Target("name", WORDS, Corpus.name, words.check_name),
     )

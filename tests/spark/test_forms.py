@@ -279,6 +279,8 @@ MISFITS: list[tuple[T.DataType, Any, str]] = [
     (T.DecimalType(10, 2), float("nan"), "got float that does not fit"),
     (T.DecimalType(10, 2), "seven", "got text that does not fit"),
     (T.DecimalType(10, 2), True, "got bool"),
+    (T.DecimalType(10, 2), b"\x07" * 9, "got bytes"),
+    (T.DateType(), b"2026-11-18", "expected date, got bytes"),
     (T.ByteType(), 128, "expected tinyint, got int out of range"),
     (T.IntegerType(), -(2**31) - 1, "expected int, got int out of range"),
     (T.LongType(), 2**63, "expected bigint, got int out of range"),
