@@ -26,7 +26,7 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.request import Effect, Plan, commands
-from chasqui.server import exception_for
+from chasqui.server import exception_for, mapping
 
 logger = logging.getLogger(__name__)
 
@@ -183,8 +183,7 @@ def _facts(info: Any) -> _Facts:
     """Of a stream that is not there: nothing was ever written. Other errors show on the read."""
     if isinstance(info, ReplyError):
         return _Facts(added=0)
-    if not isinstance(info, dict):  # RESP2
-        info = dict(zip(info[::2], info[1::2], strict=True))
+    info = mapping(info)
     first = info.get(b"first-entry")
     return _Facts(
         info[b"length"],

@@ -21,7 +21,7 @@ from chasqui._core.reply import ReplyError
 from chasqui.config import MAX_MS, check_int
 from chasqui.keys import Keys, check_text, shown
 from chasqui.request import Effect, Plan, Request, commands
-from chasqui.server import exception_for
+from chasqui.server import exception_for, mapping
 
 #: Events that are kept unless the queue says otherwise.
 EVENTS_KEPT: Final = 100_000
@@ -154,9 +154,7 @@ class _Facts:
     def of(cls, reply: Any) -> "_Facts":
         if isinstance(reply, ReplyError):  # there is no such stream yet
             return cls(0, 0, b"0-0")
-        pairs = reply
-        if not isinstance(reply, dict):
-            pairs = dict(zip(reply[::2], reply[1::2], strict=True))
+        pairs = mapping(reply)
         return cls(pairs[b"length"], pairs.get(b"entries-added"), pairs[b"last-generated-id"])
 
     def reader(self, words: list[str], now_ms: int) -> LogReader:

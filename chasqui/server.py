@@ -216,6 +216,18 @@ def uptime_s(info: Any) -> float:
     return float(_facts(info).get("uptime_in_seconds", "inf"))
 
 
+def mapping(reply: Any) -> dict[bytes, Any]:
+    """A reply of names and values, in RESP3's form or RESP2's; empty for an error."""
+    if isinstance(reply, dict):
+        return reply
+    return dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else {}
+
+
+def mappings(reply: Any) -> list[dict[bytes, Any]]:
+    """A reply of several such."""
+    return [mapping(one) for one in reply] if isinstance(reply, list) else []
+
+
 def _code(error: ReplyError) -> str:
     code = error.code
     if code == "ERR" or code.startswith("@user_script"):

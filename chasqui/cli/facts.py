@@ -13,7 +13,7 @@ from chasqui.plans import Plans
 from chasqui.queue import Counts
 from chasqui.repeatables import scored
 from chasqui.request import Effect, commands
-from chasqui.server import uptime_s
+from chasqui.server import mapping, mappings, uptime_s
 
 #: Moments that are remembered: a minute, at a look per second.
 HISTORY: Final = 60
@@ -158,15 +158,3 @@ def sparkline(values: Iterable[float], width: int) -> str:
     if most <= 0:
         return _BARS[0] * len(last)
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in last)
-
-
-def mapping(reply: Any) -> dict[bytes, Any]:
-    """A reply of names and values, in RESP3's form or RESP2's; empty for an error."""
-    if isinstance(reply, dict):
-        return reply
-    return dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else {}
-
-
-def mappings(reply: Any) -> list[dict[bytes, Any]]:
-    """The same for a list of them."""
-    return [mapping(one) for one in reply] if isinstance(reply, list) else []

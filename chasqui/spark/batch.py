@@ -28,6 +28,7 @@ from chasqui.drafts import unix_ms
 from chasqui.keys import Keys
 from chasqui.plans import Plans
 from chasqui.request import Effect, commands
+from chasqui.server import mappings
 from chasqui.spark import ranges
 from chasqui.spark.link import check_history, check_queues, connected, queues_of
 from chasqui.spark.options import Options
@@ -322,9 +323,8 @@ def describe(connection: BlockingConnection, keys: Keys, group: str) -> dict[str
 
 
 def _group_facts(groups: Any, group: str) -> dict[str, Any]:
-    for one in groups if isinstance(groups, list) else ():
-        pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
-        facts = {name.decode(): value for name, value in pairs.items()}
+    for one in mappings(groups):
+        facts = {name.decode(): value for name, value in one.items()}
         if facts["name"].decode(errors="replace") == group:
             return facts
     return {}

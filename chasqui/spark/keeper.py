@@ -17,6 +17,7 @@ from chasqui.events import ACTIVE, COMPLETED
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
 from chasqui.retention import Log, Trimmer
+from chasqui.server import mappings
 from chasqui.spark import corrupt, ranges
 from chasqui.spark.link import open_connection
 from chasqui.spark.options import Options
@@ -160,9 +161,8 @@ class Keeper:
             "XINFO", "CONSUMERS", Keys(queue).stream, self._options.group, effect=Effect.READ
         )
         found = []
-        for one in reply:
-            pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
-            if match := form.fullmatch(pairs[b"name"].decode(errors="replace")):
+        for one in mappings(reply):
+            if match := form.fullmatch(one[b"name"].decode(errors="replace")):
                 found.append(int(match[1]))
         return sorted(found)
 
@@ -258,10 +258,9 @@ class Keeper:
         """How many jobs nobody has taken yet."""
         stream = Keys(queue).stream
         connection = self._connections[queue]
-        for one in connection.execute("XINFO", "GROUPS", stream, effect=Effect.READ):
-            pairs = one if isinstance(one, dict) else dict(zip(one[::2], one[1::2], strict=True))
-            if pairs[b"name"].decode(errors="replace") == self._options.group:
-                behind = Place(pairs[b"last-delivered-id"].decode(), None)
+        for one in mappings(connection.execute("XINFO", "GROUPS", stream, effect=Effect.READ)):
+            if one[b"name"].decode(errors="replace") == self._options.group:
+                behind = Place(one[b"last-delivered-id"].decode(), None)
                 passed = ranges.walk(stream, behind, Pace(self._options), counts_loss=False)
                 return connection.run(passed).count
         return 0

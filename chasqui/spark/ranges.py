@@ -17,7 +17,7 @@ from chasqui._core.columns import ColumnBuilder
 from chasqui._core.reply import ReplyError
 from chasqui.errors import ChasquiError
 from chasqui.request import Effect, Plan, Request, commands
-from chasqui.server import exception_for
+from chasqui.server import exception_for, mapping
 from chasqui.spark.pace import Pace
 
 #: Behind this id lies everything.
@@ -211,7 +211,7 @@ def _facts(reply: Any) -> _Facts:
         if reply.code != "ERR":
             raise exception_for(reply)
         return _Facts(0, 0, BEGINNING)  # there is no such stream
-    pairs = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    pairs = mapping(reply)
     first = pairs[b"first-entry"]
     return _Facts(
         pairs.get(b"entries-added"),

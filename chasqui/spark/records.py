@@ -1,11 +1,11 @@
 """What the server knows of exactly-once writes: their records, and the stages of their runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chasqui.keys import Keys
 from chasqui.request import Effect, Plan, commands
+from chasqui.server import mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def read_stages(keys: Keys, app_id: str) -> Plan[list[Stage]]:
     record = yield from read_record(keys, app_id)
     recorded = () if record is None else record.keys
     found = []
-    for key, about in _pairs(listed):
+    for key, about in mapping(listed).items():
         ttl_s, size = yield commands(
             ("TTL", key), ("MEMORY", "USAGE", key), effect=Effect.READ, raises=False
         )
@@ -102,12 +102,6 @@ def read_stages(keys: Keys, app_id: str) -> Plan[list[Stage]]:
             )
         )
     return found
-
-
-def _pairs(listed: Any) -> Iterable[tuple[bytes, bytes]]:
-    if isinstance(listed, dict):
-        return listed.items()
-    return zip(listed[::2], listed[1::2], strict=True)
 
 
 def find_writes(keys: Keys) -> Plan[list[str]]:
