@@ -137,9 +137,9 @@ def _text(value: bytes) -> bytes:
 
 
 def _number(value: bytes) -> int | None:
-    if not re.fullmatch(rb"-?[0-9]{1,19}", value) or abs(int(value)) >= 1 << 63:
+    if not re.fullmatch(rb"-?[0-9]{1,19}", value):
         return None
-    return int(value)
+    return int(value) if -(1 << 63) <= int(value) < 1 << 63 else None
 
 
 def _short(value: bytes) -> int | None:
