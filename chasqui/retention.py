@@ -3,7 +3,7 @@
 `events` is such a stream, `history` another. Number and readers are fields of the queue's hash
 `config`, so that all who write the stream trim it alike: `<stream>_max_len` is how many entries are
 kept, `<stream>_readers` has a line for each reader that holds trimming back. lua/trim.lua reads
-them and trims. Whoever writes the stream has a `Trimmer`, which says when to run it, and sends that
+them and trims. Each writer of the stream has a `Trimmer`, which says when to run it, and sends that
 request behind what it wrote.
 
 Another stream gets the same by a `Log` of its own: what its fields are called, its key, and how
@@ -27,7 +27,7 @@ from chasqui.server import exception_for, mapping
 EVENTS_KEPT: Final = 100_000
 #: Finished jobs that are kept, where workers write history.
 HISTORY_KEPT: Final = 100_000
-#: Whoever writes trims after so many entries, or with the first one after so long: by that much,
+#: A writer trims after so many entries, or with the first one after so long: by that much,
 #: and what its server takes for a node, a stream may be longer than it should be.
 TRIM_ENTRIES: Final = 1000
 TRIM_S: Final = 5.0

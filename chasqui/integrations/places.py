@@ -59,7 +59,7 @@ def standing(keys: Keys, job_ids: Sequence[str]) -> Plan[Standing]:
 
 def _added_ms(keys: Keys, job_ids: Sequence[str]) -> Plan[tuple[int, str | None]]:
     """When the first of the jobs was added, by the server's clock, 0 if that is not known; and one
-    of them that nothing tells of: whoever gives an id to a job leaves a marker."""
+    of them that left no trace: a producer that gives an id to a job leaves a marker."""
     since_ms, unmarked = 1 << 53, None
     for start in range(0, len(job_ids), _PAGE):
         part = job_ids[start : start + _PAGE]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-#: In the checkpoint, so that whoever begins anew begins anew: the number of the last batch written.
+#: The number of the last batch written. It lies in the checkpoint: a new one starts at zero.
 _WRITTEN: Final = "written"
 
 #: Is told of each batch that was written: its rows, and what was lost of it; None if the server
