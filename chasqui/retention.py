@@ -135,7 +135,7 @@ def look(log: Log) -> Plan[Retention]:
     facts = _Facts.of(stream)
     lines = (readers or b"").decode(errors="replace").splitlines()
     return Retention(
-        int(max_len) if (max_len or b"").isdigit() else log.default,
+        int(max_len) if (max_len or b"").isdigit() and int(max_len) <= MOST else log.default,
         facts.length,
         tuple(facts.reader(line.split(" ", 4), now_ms) for line in lines),
     )

@@ -10,7 +10,9 @@
 -- meanwhile. Needs no memory, so a full server can be trimmed.
 local call, stream, settings = redis.call, KEYS[1],
   redis.call('HMGET', KEYS[2], ARGV[1] .. '_max_len', ARGV[1] .. '_readers')
-local keep = tonumber(settings[1] or '') or tonumber(ARGV[2])
+-- What somebody wrote there that is no such number (nan, -5, 1e400) would fail every trim.
+local keep = tonumber(string.match(settings[1] or '', '^%d+$') or ARGV[2])
+keep = keep <= 1e15 and keep or tonumber(ARGV[2])
 local hold, floor, floor_ms, floor_number = keep, nil, nil, nil
 if settings[2] then
   local time = call('TIME')

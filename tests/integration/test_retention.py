@@ -1,6 +1,7 @@
 """What is kept of the events stream: the queue's own number, and what readers have not read."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,6 +103,17 @@ def test_a_queue_keeps_what_it_is_told_to(stream: Stream) -> None:
     stream.add(2000)
     assert stream.trim() >= 3500
     assert stream.look().max_len == EVENTS_KEPT
+
+
+@pytest.mark.parametrize("max_len", ["nan", "inf", "-5", "1e3", "", "many", "9" * 30])
+def test_a_setting_that_is_no_number_does_not_stop_the_trimming(
+    stream: Stream, max_len: str
+) -> None:
+    stream.log = dataclasses.replace(stream.log, default=300)
+    stream.redis.hset(stream.keys.config, "events_max_len", max_len)
+    stream.add(1000)
+    assert 300 <= stream.trim() < 300 + NODE
+    assert stream.look().max_len == 300
 
 
 def test_one_trim_drops_a_bounded_number(stream: Stream) -> None:
