@@ -167,11 +167,22 @@ def session(
     if settings.get("spark.master", "").startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings["spark.ui.enabled"] = "false"
-    for name, value in {**settings, **(conf or {})}.items():
+    settings |= conf or {}
+    for name, value in settings.items():
         builder = builder.config(name, value)
+    _start_java(settings)
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _start_java(settings: Mapping[str, Any]) -> None:
+    """Start the JVM, without the environment of executors: it may hold a password, and PySpark
+    passes settings on a command line, which everybody on the machine can read."""
+    from pyspark import SparkConf, SparkContext
+
+    shown = [(n, str(v)) for n, v in settings.items() if not n.startswith("spark.executorEnv.")]
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(shown))
 
 
 def is_connect(master: str | None) -> bool:

@@ -278,6 +278,8 @@ def test_a_secret_stays_in_the_environment(
     capfd: pytest.CaptureFixture[str],
 ):
     variable, canary = locked_server
+    java = spark._jvm.java.lang.ProcessHandle.current().pid()
+    assert canary not in Path(f"/proc/{java}/cmdline").read_text(), "everybody can list processes"
     checkpoint = tmp_path / "checkpoint"
     given = {"urlEnv": variable, "queue": queue_name}
     wrong = spark.read.format("chasqui").options(url=f"redis://:{canary}@127.0.0.1")
