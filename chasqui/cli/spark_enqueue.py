@@ -45,8 +45,9 @@ def enqueue(
         str | None, typer.Option(help="Names this write: run again, it is not written again.")
     ] = None,
     txn_version: Annotated[
-        int, typer.Option(min=0, metavar="N", help="The version of the write, rising; 0.")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, metavar="N", help="With --txn: its version, rising. Default: 0."),
+    ] = None,
     fail_if_written: Annotated[
         bool, typer.Option("--fail-if-written", help="Exit code 3 if it was written before.")
     ] = False,
@@ -69,6 +70,8 @@ def enqueue(
     Example: chasqui spark enqueue --from parquet:orders/ --queue orders --txn orders-2026-01-31
     """
     kind, path = data_set("--from", source, "parquet:orders/")
+    if txn_version is not None and txn is None:
+        raise ValueError("--txn-version needs --txn")
     from chasqui.spark.options import Options
     from chasqui.spark.sink import finish_earlier
 
@@ -76,7 +79,7 @@ def enqueue(
         "queue": queue,
         "jobName": name or None,
         "delivery": delivery,
-        "txnAppId": txn or str(uuid.uuid4()),
+        "txnAppId": str(uuid.uuid4()) if txn is None else txn,
         "txnVersion": txn_version,
         "maxBacklog": max_backlog,
         "onBacklog": on_backlog,

@@ -304,7 +304,7 @@ def _checked(options: Options, use: str, given: Mapping[str, Any]) -> Options:
     if options.payload_schema is not None and options.payload_format != "struct":
         options = dataclasses.replace(options, payload_format="struct")
     if use == "w":
-        _check_write(options)
+        _check_write(options, given)
     else:
         _check_read(options, use)
     return options
@@ -353,13 +353,15 @@ def _check_read(options: Options, use: str) -> None:
         )
 
 
-def _check_write(options: Options) -> None:
+def _check_write(options: Options, given: Mapping[str, Any]) -> None:
     if options.table != "jobs":
         raise OptionError(f"only table jobs can be written, not {options.table}")
     if len(options.queue) > 1:
         raise OptionError("name one queue to write to, or give each row its own with queueColumn")
     if options.payload_format == "struct":
         raise OptionError("payloadFormat=struct is for reads; a struct column is written as it is")
+    if "txn_version" in given and options.txn_app_id is None:
+        raise OptionError("option txnVersion needs txnAppId: without a name every run is a new one")
 
 
 def table_of_options() -> list[tuple[str, str, str, str]]:

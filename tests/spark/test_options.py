@@ -42,6 +42,7 @@ SENTENCES = [
     ("w", {"queue": "a,b"}, "name one queue to write to"),
     ("w", {"queue": "q", "table": "events"}, "only table jobs can be written, not events"),
     ("w", {"queue": "q", "onBacklog": "drop"}, "option onBacklog: must be one of wait, fail"),
+    ("w", {"queue": "q", "txnVersion": "3"}, "option txnVersion needs txnAppId"),
 ]
 
 

@@ -390,6 +390,8 @@ def test_an_interrupted_write_without_a_name_leaves_nothing_staged(
         (("--on-backlog", "hope"), "option onBacklog: must be one of wait, fail"),
         (("--queue", "a,b"), "name one queue to write to"),
         (("--txn", "two\nlines"), "option txnAppId: must be at most 200 characters, without"),
+        (("--txn", ""), "option txnAppId: must not be empty"),
+        (("--txn-version", "3"), "--txn-version needs --txn"),
     ],
 )
 def test_a_mistake_is_told_before_spark_starts(words: tuple[str, ...], sentence: str):
