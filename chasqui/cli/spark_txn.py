@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from chasqui.blocking import BlockingConnection
-from chasqui.cli.known import tell
+from chasqui.cli.known import must_exist, tell
 from chasqui.cli.options import AsJson, RedisUrl, Yes
 from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.queues import find_queues
@@ -56,7 +56,10 @@ def txn_list(
     rows: list[tuple[Any, ...]] = []
     for name in _queues(queue, redis_url):
         with on_queue(name, redis_url) as (connection, keys):
-            for app_id in connection.run(records.find_writes(keys)):
+            writes = connection.run(records.find_writes(keys))
+            if queue is not None and not writes:
+                must_exist(name, redis_url, as_json=as_json)
+            for app_id in writes:
                 record = connection.run(records.read_record(keys, app_id))
                 if record is not None:
                     rows.append((name, *_recorded(record)))
@@ -121,7 +124,7 @@ def txn_resume(
         given["maxBacklog"] = str(max_backlog)
     options = Options.parse(given, "w")
     with on_queue(queue, redis_url) as (connection, keys):
-        record = _find(connection, keys, app_id, as_json)
+        record = _find(connection, keys, app_id, redis_url, as_json)
         far = Far(options, redis_url)
         write = Transaction(
             connection, keys, app_id, uuid.uuid4().hex, Backlog.of(options, queue), far.tell
@@ -167,7 +170,7 @@ def txn_discard(
     from chasqui.spark.txn import forget
 
     with on_queue(queue, redis_url) as (connection, keys):
-        record = _find(connection, keys, app_id, as_json)
+        record = _find(connection, keys, app_id, redis_url, as_json)
         stages = _stages(connection, keys, app_id)
         quiet_s = min((one.quiet_s for one in stages), default=_RUNNING_S)
         if quiet_s < _RUNNING_S and not force:
@@ -189,7 +192,7 @@ def txn_discard(
 
 
 def _find(
-    connection: BlockingConnection, keys: Keys, app_id: str, as_json: bool
+    connection: BlockingConnection, keys: Keys, app_id: str, redis_url: str | None, as_json: bool
 ) -> "Record | None":
     """The record of a write, None if it is only staged; ends the command if there is neither."""
     from chasqui.spark import records
@@ -197,7 +200,10 @@ def _find(
     record = connection.run(records.read_record(keys, app_id))
     if record is not None or _stages(connection, keys, app_id):
         return record
-    others = near(app_id, connection.run(records.find_writes(keys)))
+    writes = connection.run(records.find_writes(keys))
+    if not writes:
+        must_exist(keys.queue, redis_url, as_json=as_json)
+    others = near(app_id, writes)
     if as_json:
         facts = {"queue": keys.queue, "id": app_id, "found": False, "near": others}
         show(facts, as_json=True)

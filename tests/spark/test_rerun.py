@@ -451,6 +451,22 @@ def test_a_mistyped_name_is_told_with_those_that_are_near(
     assert ran.json == facts
 
 
+def test_a_mistyped_queue_is_told_with_those_that_are_near(redis_86: Server, queue_name: str):
+    typo = queue_name[:-1]
+    writer(redis_86.url, SCHEMA, queue=queue_name, txnAppId="night").write(rows(0, 2))
+    txn = ("spark", "txn")
+    for words in (("list",), ("resume", "night"), ("discard", "night")):
+        ran = call(*txn, *words, "--queue", typo, url=redis_86.url)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith(f"chasqui: there is no queue {typo}: is it {queue_name}")
+    ran = call(*txn, "list", "--queue", typo, "--json", url=redis_86.url)
+    assert (ran.code, ran.json["found"]) == (1, False)
+    listed = call(*txn, "list", "--queue", queue_name, "--json", url=redis_86.url).json
+    assert [row["state"] for row in listed] == ["staged"], "staged rows are enough of a queue"
+    assert call("add", typo, "mail", "{}", url=redis_86.url).code == 0
+    assert call(*txn, "list", "--queue", typo, url=redis_86.url).out == "no writes\n"
+
+
 # ── With Spark ──────────────────────────────────────────────────────────────────────────────────
 
 
