@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -277,8 +277,13 @@ def archive_at(place: str) -> Iterator[None]:
 
 def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:
     with Progress("computing", spark.tasks):
-        rows = [tuple(row) for row in df.collect()]
+        rows = [tuple(map(_in_utc, row)) for row in df.collect()]
     show_all(df.columns, rows, as_json=as_json, nothing=nothing)
+
+
+def _in_utc(value: Any) -> Any:
+    """Moments come from PySpark in this machine's time, and do not say so."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
 def say(facts: dict[str, Any], as_json: bool, sentence: str) -> None:

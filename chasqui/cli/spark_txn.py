@@ -27,7 +27,7 @@ OneQueue: TypeAlias = Annotated[str, typer.Option("--queue", "-q", help="The que
 AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, as listed.")]
 
 _COLUMNS: Final = (
-    "queue", "id", "epoch", "state", "recorded", "jobs", "left", "bytes", "quiet s"
+    "queue", "txn", "version", "state", "recorded", "jobs", "left", "bytes", "quiet s"
 )  # fmt: skip
 #: A write that staged rows so lately is taken for one that still runs.
 _RUNNING_S: Final = 60
@@ -205,7 +205,7 @@ def _find(
         must_exist(keys.queue, redis_url, as_json=as_json)
     others = near(app_id, writes)
     if as_json:
-        facts = {"queue": keys.queue, "id": app_id, "found": False, "near": others}
+        facts = {"queue": keys.queue, "txn": app_id, "found": False, "near": others}
         show(facts, as_json=True)
     tell(f"queue {keys.queue} has no write {app_id}{meant(others)}")
     raise typer.Exit(1)

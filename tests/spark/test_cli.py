@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,7 @@ def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, qu
             it.commit([it.write(batches({"n": list(range(30))}, schema))])
     txn = ("spark", "txn")
     listed = call(*txn, "list", "--queue", queue_name, "--json", url=redis_86.url).json
-    assert [(row["id"], row["state"], row["left"]) for row in listed] == [
+    assert [(row["txn"], row["state"], row["left"]) for row in listed] == [
         ("one", "publishing", 20),
         ("two", "publishing", 30),
     ]
@@ -89,6 +90,29 @@ def test_unfinished_writes_are_listed_resumed_and_discarded(redis_86: Server, qu
     ran = call(*txn, "discard", "--queue", queue_name, "two", "--yes", url=redis_86.url)
     assert ran.out == "dropped 30 jobs\n"
     assert call(*txn, "discard", "--queue", queue_name, "two", url=redis_86.url).code == 1
+
+
+def test_moments_of_a_table_are_utc_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from pyspark.sql.types import TimestampType
+
+    from chasqui.cli.spark_run import show_table
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        seen = TimestampType().fromInternal(1_700_000_000_123_000)
+        run: Any = SimpleNamespace(tasks=str)
+        table: Any = SimpleNamespace(columns=["seen", "n"], collect=lambda: [(seen, 1)])
+        for as_json in (False, True):
+            show_table(run, table, as_json, "nothing")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    told = capsys.readouterr().out.splitlines()
+    moment = "2023-11-14T22:13:20.123Z"
+    assert told == ["seen\tn", f"{moment}\t1", f'[{{"seen": "{moment}", "n": 1}}]']
 
 
 def test_an_interrupt_stays_one_though_spark_fails_by_it(monkeypatch: pytest.MonkeyPatch):
@@ -174,6 +198,7 @@ def test_the_tour_by_hand(spark: Any, redis_86: Server, queue_name: str, tmp_pat
         ("Timeout <n>", 2),
         ("other", 1),
     ]
+    assert all(row[one].endswith("Z") for row in found for one in ("first_seen", "last_seen"))
     chosen = ("replay", *q, "--where", "reason LIKE 'Timeout%'")
     assert call("spark", *chosen, url=url).out == "would replay 2 jobs; add --yes to do it\n"
     assert redis("XLEN", redis.keys.dlq) == 3

@@ -410,7 +410,7 @@ def test_staged_rows_of_no_record_are_listed_and_discarded(redis_86: Server, que
     for words in (("--queue", queue_name), ()):
         listed = call(*txn, "list", *words, "--json", url=redis_86.url).json
         (row,) = (one for one in listed if one["queue"] == queue_name)
-        assert (row["id"], row["epoch"], row["state"]) == ("night", 5, "staged")
+        assert (row["txn"], row["version"], row["state"]) == ("night", 5, "staged")
         assert (row["jobs"], row["left"], row["recorded"]) == (800, 800, None)
         assert row["bytes"] > 800
         assert row["quiet_s"] < 60
@@ -447,7 +447,7 @@ def test_a_mistyped_name_is_told_with_those_that_are_near(
     assert ran.err == f"chasqui: queue {queue_name} has no write nigth: is it night?\n"
     ran = call(*words, "--json", url=redis_86.url)
     assert ran.code == 1
-    facts = {"queue": queue_name, "id": "nigth", "found": False, "near": ["night"]}
+    facts = {"queue": queue_name, "txn": "nigth", "found": False, "near": ["night"]}
     assert ran.json == facts
 
 
