@@ -191,7 +191,7 @@ def compact(
 
     Example: chasqui spark compact lake
     """
-    with SparkRun(master, conf, redis_url) as spark:
+    with SparkRun(master, conf, redis_url, archive=to) as spark:
         from chasqui.spark import compact as rewrite
 
         with Progress("compacting", spark.tasks), archive_at(to):
@@ -220,7 +220,9 @@ def rollup(
     Example: chasqui spark rollup --queue orders --window 5m --since 2h
     """
     reads = queue if from_archive is None else None
-    with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
+    with SparkRun(
+        master, conf, redis_url, reads=reads, archive=from_archive, as_json=as_json
+    ) as spark:
         from chasqui.spark import rollup as roll
         from chasqui.spark import with_percentiles
 
@@ -253,7 +255,9 @@ def report(
     if html is None and not as_json:
         raise ValueError("say where the page goes with --html FILE, or --json for the data")
     reads = queue if from_archive is None else None
-    with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
+    with SparkRun(
+        master, conf, redis_url, reads=reads, archive=from_archive, as_json=as_json
+    ) as spark:
         from chasqui.spark import page, report_archive, report_queue
 
         with Progress("gathering", spark.tasks):
@@ -324,6 +328,8 @@ def replay(
 
     Example: chasqui spark replay -q orders --where "name='resize' AND reason LIKE 'Timeout%'"
     """
+    if not where and signature is None:
+        raise ValueError("say which dead jobs with --where or --signature; --where true is all")
     with SparkRun(master, conf, redis_url, reads=queue, as_json=as_json) as spark:
         from chasqui.spark import read, with_signature
         from chasqui.spark import replay as move

@@ -87,12 +87,15 @@ def enqueue(
     texts = {option: str(value) for option, value in given.items() if value is not None}
     options = Options.parse({**server_options(redis_url), **texts}, "w")
     started_s = time.perf_counter()
+    with on_queue(queue or "spark", redis_url) as (connection, _):
+        connection.connect()  # or say that it cannot be reached, before Spark starts
     far = Far(options, redis_url)
     with _tell_how_to_go_on(options, txn, redis_url, as_json):
         with far, Progress("adding rows", far):
             done = finish_earlier(options, far.tell) if txn is not None else None
         if done is None:
-            with SparkRun(master, conf, redis_url) as spark:
+            place = None if kind == "iceberg" else path
+            with SparkRun(master, conf, redis_url, source=place) as spark:
                 from chasqui.spark import enqueue as add
 
                 df = load(spark.session, kind, path)

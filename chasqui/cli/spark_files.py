@@ -1,5 +1,8 @@
 """Data sets that a command names as FORMAT:PATH: what is read to enqueue, what is exported."""
 
+import os
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -8,6 +11,11 @@ if TYPE_CHECKING:
 #: Those whose tables chasqui.spark.tables knows, and those that Spark alone does.
 _TABLES: Final = ("parquet", "delta", "iceberg")
 _FILES: Final = ("json", "csv", "orc")
+#: Variables by which Spark may take a mere path for one of another file system.
+_ELSEWHERE: Final = (
+    "HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_HOME", "SPARK_REMOTE"
+)  # fmt: skip
+_DEFAULT_FS: Final = "spark.hadoop.fs.defaultFS"
 HELP: Final = "parquet:, json:, csv:, orc:, delta: or iceberg:."
 
 
@@ -17,6 +25,14 @@ def data_set(option: str, text: str, example: str) -> tuple[str, str]:
     if not path or kind not in _TABLES + _FILES:
         raise ValueError(f"{option} takes a format and a path, such as {example}")
     return kind, path
+
+
+def is_missing(path: str, conf: Mapping[str, str]) -> bool:
+    """Whether nothing is at a path, as far as that is known without Spark: of a plain path on this
+    machine, not of a URL or a pattern."""
+    if re.search(r"[:*?\[\]{}\\]", path) or _DEFAULT_FS in conf:
+        return False
+    return not any(map(os.environ.get, _ELSEWHERE)) and not os.path.exists(path)
 
 
 def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":

@@ -21,6 +21,7 @@ from chasqui.blocking import BlockingConnection
 from chasqui.cli.known import must_exist
 from chasqui.cli.output import show, show_all
 from chasqui.cli.spark_errors import explained_start, hush, in_words
+from chasqui.cli.spark_files import is_missing
 from chasqui.config import DEFAULT_URL, Endpoint
 from chasqui.errors import ChasquiError, NotSupportedError
 from chasqui.keys import Keys
@@ -64,12 +65,16 @@ class SparkRun:
         redis_url: str | None,
         *,
         reads: str | None = None,
+        source: str | None = None,
+        archive: str | None = None,
         as_json: bool = False,
     ) -> None:
-        """`reads` names queues that must be there: that is asked before Spark starts."""
+        """`reads` names queues that must be there, `source` and `archive` the places of a data set
+        and of an archive: that is asked before Spark starts, as far as it can be."""
         self.server: dict[str, Any] = server_options(redis_url)
         self._redis_url = redis_url
         self._reads = [] if reads is None else split(reads)
+        self._source, self._archive = source, archive
         self._as_json = as_json
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
@@ -88,6 +93,7 @@ class SparkRun:
         self._is_own = running_session() is None
         if self._is_own and not is_connect(self._master):
             find_java()
+        self._check_places()
         for queue in self._reads:
             must_exist(queue, self._redis_url, as_json=self._as_json)
         if self._is_own and sys.stderr.isatty():
@@ -100,6 +106,14 @@ class SparkRun:
             # Spark's own handler talks to the JVM, perhaps in the midst of what was interrupted.
             signal.signal(signal.SIGINT, self._interrupt)
         return self
+
+    def _check_places(self) -> None:
+        if is_connect(self._master):  # its files are elsewhere
+            return
+        if self._source is not None and is_missing(self._source, self._conf):
+            raise ChasquiError(f"there is nothing at {os.path.abspath(self._source)}")
+        if self._archive is not None and is_missing(self._archive, self._conf):
+            raise _no_archive(self._archive)
 
     def _interrupt(self, *_: object) -> None:
         self._is_interrupted = True
@@ -268,11 +282,15 @@ def archive_at(place: str) -> Iterator[None]:
     except AnalysisException as error:
         if "[PATH_NOT_FOUND]" not in str(error):
             raise
-        path = Path(place)
-        beside = path.parent.iterdir() if path.parent.is_dir() else ()
-        others = near(path.name, [one.name for one in beside if (one / "events").is_dir()])
-        here = [str(path.with_name(name)) for name in others]
-        raise ChasquiError(f"there is no archive at {place}{meant(here)}") from None
+        raise _no_archive(place) from None
+
+
+def _no_archive(place: str) -> ChasquiError:
+    path = Path(place)
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    others = near(path.name, [one.name for one in beside if (one / "events").is_dir()])
+    here = [str(path.with_name(name)) for name in others]
+    return ChasquiError(f"there is no archive at {place}{meant(here)}")
 
 
 def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) -> None:

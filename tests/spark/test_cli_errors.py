@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from chasqui.cli.spark_errors import read
+from chasqui.cli.spark_files import is_missing
 from chasqui.errors import ChasquiError
+from chasqui.spark import sessions
 from tests.cli.conftest import call, environment
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -104,6 +106,61 @@ def test_what_spark_says_in_pages_is_one_sentence(text: str, kind: type[Exceptio
     assert (type(told), str(told)) == (kind, sentence)
 
 
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No session runs, and none is to be started."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr(sessions, "running_session", lambda: None)
+    monkeypatch.setattr(sessions, "session", start)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_what_is_wrong_on_this_machine_is_told_before_spark_starts(
+    redis_86: Server, queue_name: str, tmp_path: Path
+):
+    def refused(*words: str, url: str = redis_86.url) -> tuple[int | None, str]:
+        ran = call("spark", *words, url=url)
+        assert ran.out == ""
+        assert ran.err.count("\n") == 1, ran.err
+        return ran.code, ran.err.removeprefix("chasqui: ").rstrip()
+
+    q, missing = ("--queue", queue_name), tmp_path / "lak"
+    (tmp_path / "lake" / "events").mkdir(parents=True)
+    for source in (f"parquet:{missing}", f"delta:{missing}", f"csv:{os.path.relpath(missing)}"):
+        told = refused("enqueue", "--from", source, *q)
+        assert told == (1, f"there is nothing at {missing}")
+    archive = 1, f"there is no archive at {missing}: is it {tmp_path / 'lake'}?"
+    assert refused("compact", str(missing)) == archive
+    assert refused("rollup", *q, "--archive", str(missing)) == archive
+    assert refused("report", *q, "--html", "x.html", "--archive", str(missing)) == archive
+    assert refused("replay", *q, "--limit", "5", "--yes") == (
+        2,
+        "say which dead jobs with --where or --signature; --where true is all",
+    )
+    nobody = "redis://127.0.0.1:1"
+    for words in (("enqueue", "--from", f"parquet:{tmp_path}"), ("triage",)):
+        code, sentence = refused(*words, *q, url=nobody)
+        assert code == 1
+        assert sentence.startswith("no connection to 127.0.0.1:1: ")
+        assert ";" not in sentence, "nothing was begun, so there is nothing to go on with"
+
+
+def test_only_a_plain_path_of_this_machine_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    missing = str(tmp_path / "none")
+    assert is_missing(missing, {})
+    assert not is_missing(str(tmp_path), {})
+    for path in ("s3a://bucket/none", f"file:{missing}", f"{missing}/*.parquet", f"{missing}[12]"):
+        assert not is_missing(path, {})
+    assert not is_missing(missing, {"spark.hadoop.fs.defaultFS": "hdfs://name:8020"})
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    assert not is_missing(missing, {})
+
+
 def test_mistakes_are_one_sentence(spark: Any, redis_86: Server, queue_name: str, tmp_path: Path):
     url, q = redis_86.url, ("--queue", queue_name)
     publish(Redis(url, queue_name), make_events(10))
@@ -121,7 +178,7 @@ def test_mistakes_are_one_sentence(spark: Any, redis_86: Server, queue_name: str
 
     out = ("--to", f"parquet:{tmp_path / 'out'}")
     is_it = f"there is no queue {typo}: is it {queue_name}"
-    readers = [("triage",), ("replay",), ("export", *out), ("rollup",)]
+    readers = [("triage",), ("replay", "--where", "true"), ("export", *out), ("rollup",)]
     readers += [("report", "--html", "x.html"), ("archive", "--to", str(tmp_path / "new"))]
     for command in readers:
         assert refused(1, *command, "--queue", f"{queue_name},{typo}").startswith(is_it)
