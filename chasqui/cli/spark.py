@@ -57,7 +57,7 @@ Since: TypeAlias = Annotated[
     typer.Option(parser=moment, metavar="WHEN", help="Events since then: 24h (ago), or ISO 8601."),
 ]
 Where: TypeAlias = Annotated[
-    str | None, typer.Option(help="A condition in SQL, such as \"name = 'resize'\".")
+    str | None, typer.Option(metavar="SQL", help="A condition, such as \"name = 'resize'\".")
 ]
 
 
@@ -351,7 +351,10 @@ def export(
     queue: Queues,
     to: Annotated[str, typer.Option(metavar="FORMAT:PATH", help=HELP)],
     table: Annotated[
-        str, typer.Option(help="jobs, events, dlq, history, delayed, results or queues.")
+        str,
+        typer.Option(
+            metavar="TABLE", help="jobs, events, dlq, history, delayed, results or queues."
+        ),
     ] = "jobs",
     where: Where = None,
     master: Master = None,

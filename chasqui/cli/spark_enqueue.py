@@ -40,9 +40,12 @@ def enqueue(
         str | None,
         typer.Option("--queue", "-q", metavar="QUEUE", help="The queue, unless a column says."),
     ] = None,
-    name: Annotated[str, typer.Option(help="The name of all jobs, unless a column says.")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The name of all jobs, unless a column says.")
+    ] = "",
     txn: Annotated[
-        str | None, typer.Option(help="Names this write: run again, it is not written again.")
+        str | None,
+        typer.Option(metavar="ID", help="Names this write: run again, it is not written again."),
     ] = None,
     txn_version: Annotated[
         int | None,
@@ -51,9 +54,9 @@ def enqueue(
     fail_if_written: Annotated[
         bool, typer.Option("--fail-if-written", help="Exit code 3 if it was written before.")
     ] = False,
-    delivery: Annotated[str, typer.Option(help="exactly_once, at_least_once or dedup.")] = (
-        "exactly_once"
-    ),
+    delivery: Annotated[
+        str, typer.Option(metavar="HOW", help="exactly_once, at_least_once or dedup.")
+    ] = "exactly_once",
     max_backlog: MaxBacklog = None,
     on_backlog: OnBacklog = "wait",
     master: Master = None,

@@ -43,10 +43,14 @@ URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
 _SAY_EVERY_S: Final = 10.0
 
 Master: TypeAlias = Annotated[
-    str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, yarn, sc://host")
+    str | None,
+    typer.Option(
+        metavar="URL", help="Where Spark runs: local[4], spark://host:7077, yarn, sc://host"
+    ),
 ]
 Conf: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="A setting of Spark, as name=value; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
 ]
 
 

@@ -23,7 +23,9 @@ txn_app = typer.Typer(
     help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
 )
 
-OneQueue: TypeAlias = Annotated[str, typer.Option("--queue", "-q", help="The queue.")]
+OneQueue: TypeAlias = Annotated[
+    str, typer.Option("--queue", "-q", metavar="QUEUE", help="The queue.")
+]
 AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, as listed.")]
 
 _COLUMNS: Final = (
@@ -37,7 +39,12 @@ _RUNNING_S: Final = 60
 def txn_list(
     queue: Annotated[
         str | None,
-        typer.Option("--queue", "-q", help="The queue, or several with commas. Default: all."),
+        typer.Option(
+            "--queue",
+            "-q",
+            metavar="QUEUE",
+            help="The queue, or several with commas. Default: all.",
+        ),
     ] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,

@@ -100,6 +100,8 @@ def test_every_command_has_a_server_json_and_an_example() -> None:
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--redis-url", "--json"} <= options, name
         assert re.search(rf"Example: chasqui {name}\b", command.help), name
+        shown = call(*name.split(), "--help").out
+        assert not re.search(r"--\S+ <(str|int|float|list)", shown), f"a type of Python: {name}"
         assert all(
             parameter.help for parameter in command.params if parameter.opts[0].startswith("--")
         ), name
