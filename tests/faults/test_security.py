@@ -270,8 +270,8 @@ def test_scripts_are_files_and_nothing_else() -> None:
     assert known
     for script in known:
         own = (package / "lua" / f"{script.name}.lua").read_bytes()
-        shared = (package / "lua" / "owned.lua").read_bytes()
-        assert script.source in (own, shared + own)
+        shared = [(package / "lua" / f"{part}.lua").read_bytes() for part in ("owned", "envelope")]
+        assert script.source in (own, *(part + own for part in shared))
     for path in package.rglob("*.py"):
         text = path.read_text()
         assert "redis.call(" not in text, path
