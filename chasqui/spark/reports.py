@@ -7,6 +7,7 @@ JSON. What the events cannot tell, since they were trimmed, is a part of the rep
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import functions as F
@@ -21,7 +22,7 @@ from chasqui.spark.signatures import triage
 from chasqui.spark.verbs import of_server, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 #: Columns of the plots: so many windows at most.
 WINDOWS: Final = 120
@@ -152,7 +153,6 @@ def _gather(
     kept: Iterable[Kept],
     since: datetime | None,
 ) -> dict[str, Any]:
-    events = events.where("event != 'drained'")
     first, last, count = events.agg(F.min("ts"), F.max("ts"), F.count("*")).first()
     report = {
         "made": datetime.now(UTC).isoformat(),
@@ -167,9 +167,10 @@ def _gather(
     if not count:
         return {**report, "queues": [one["queue"] for one in report["kept"]], **_NOTHING}
     window_s = _window_s((last - first).total_seconds())
-    rolled = rollups.rollup(events, f"{window_s} seconds").cache()
+    cells = _cells(events, window_s).cache()
     try:
-        waited, by_queue = _waited(events, window_s), _merged(rolled, "queue")
+        waited = _waited(events, window_s)
+        totals, by_queue, timeline = _summed(cells)
         return {
             **report,
             "first": _plain(first),
@@ -177,20 +178,21 @@ def _gather(
             "window_s": window_s,
             "queues": [row["queue"] for row in by_queue],
             "by_queue": by_queue,
-            "totals": {**_merged(rolled)[0], **waited.get(None, {})},
-            "timeline": _timeline(rolled, waited),
-            "heat": _heat(events, window_s),
-            **_names(rolled),
+            "totals": {**totals, **waited.get(None, {})},
+            "timeline": [{**row, **waited.get(row["start"], {})} for row in timeline],
+            "heat": _heat(cells),
+            **_names(cells),
             "funnel": _rows(
                 rollups.funnel(events)
                 .groupBy("attempts", "outcome")
-                .agg(F.sum("jobs").alias("jobs"))
-                .orderBy("attempts", "outcome")
+                .agg(F.sum("jobs").alias("jobs")),
+                "attempts",
+                "outcome",
             ),
             "signatures": _rows(triage(events).limit(_MOST_SIGNATURES)),
         }
     finally:
-        rolled.unpersist()
+        cells.unpersist()
 
 
 # ── What is missing ─────────────────────────────────────────────────────────────────────────────
@@ -244,14 +246,51 @@ def _window_s(span_s: float) -> int:
     return next((nice for nice in _NICE_S if span_s / nice <= WINDOWS), days * 86_400)
 
 
-def _merged(rolled: "DataFrame", *by: str) -> list[dict[str, Any]]:
-    """All windows together."""
-    summed = _summed(rolled, *by)
-    return _rows(summed.orderBy(*by) if by else summed)
+def _cells(events: "DataFrame", window_s: int) -> "DataFrame":
+    """How many events of each kind and run time there were, per queue, name and window.
+
+    Every run time on the page comes from these, exactly, so that its parts agree with each other:
+    two sketches of the same values would not. Run times are cut to three digits, which bounds how
+    many cells there are.
+    """
+    us = F.greatest(F.col("duration_us"), F.lit(1))
+    step = F.greatest(F.pow(F.lit(10), F.floor(F.log10(us)) - 2), F.lit(1))
+    is_run = F.col("event").isin("completed", "failed") & F.col("duration_us").isNotNull()
+    return events.groupBy(
+        "queue",
+        F.coalesce("name", F.lit("")).alias("name"),
+        F.window("ts", f"{window_s} seconds").start.alias("start"),
+        "event",
+        F.when(is_run, (F.floor(us / step) * step).cast("bigint")).alias("run_us"),
+    ).agg(F.count("*").alias("n"))
 
 
-def _summed(rolled: "DataFrame", *by: str) -> "DataFrame":
-    return rollups.with_percentiles(rolled.groupBy(*by).agg(*rollups.sums()))
+def _sums() -> list["Column"]:
+    """Cells taken together, for `agg`: what a rollup counts, and percentiles of run times."""
+    counts = (
+        F.sum(F.when(F.col("event") == event, F.col("n")).otherwise(0)).alias(name)
+        for name, event in rollups.COUNTED.items()
+    )
+    ranks = (
+        F.expr(f"cast(percentile(run_us, {rank}D, n) as bigint)").alias(f"run_us_{name}")
+        for name, rank in rollups.PERCENTILES.items()
+    )
+    return [*counts, *ranks]
+
+
+def _summed(
+    cells: "DataFrame",
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """All together; per queue; per window. A window without events has no row."""
+    rows = _rows(cells.groupingSets([[], ["queue"], ["start"]], "queue", "start").agg(*_sums()))
+    found: dict[str, list[dict[str, Any]]] = {"": [], "queue": [], "start": []}
+    for row in rows:
+        by = {name: row.pop(name) for name in ("queue", "start")}
+        kind = next((name for name, value in by.items() if value is not None), "")
+        found[kind].append({kind: by[kind], **row} if kind else row)
+    (totals,) = found[""]
+    by_queue, timeline = (sorted(found[n], key=itemgetter(n)) for n in ("queue", "start"))
+    return totals, by_queue, timeline
 
 
 def _waited(events: "DataFrame", window_s: int) -> dict[str | None, dict[str, Any]]:
@@ -267,42 +306,32 @@ def _waited(events: "DataFrame", window_s: int) -> dict[str | None, dict[str, An
     return {row.pop("start"): row for row in _rows(rows)}
 
 
-def _timeline(
-    rolled: "DataFrame", waited: dict[str | None, dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Per window, all queues and names together. A window without events has no row."""
-    return [{**row, **waited.get(row["start"], {})} for row in _merged(rolled, "start")]
-
-
-def _heat(events: "DataFrame", window_s: int) -> list[dict[str, Any]]:
+def _heat(cells: "DataFrame") -> list[dict[str, Any]]:
     """Runs by window and duration: from 1, 2, 5, 10, … microseconds on."""
-    us = F.greatest(F.col("duration_us"), F.lit(1))
+    us = F.col("run_us")
     power = F.pow(F.lit(10), F.floor(F.log10(us)))
     digit = F.when(us >= 5 * power, 5).when(us >= 2 * power, 2).otherwise(1)
-    return _rows(
-        events.where("duration_us is not null")
-        .groupBy(
-            F.window("ts", f"{window_s} seconds").start.alias("start"),
-            (power * digit).cast("bigint").alias("from_us"),
-        )
-        .agg(F.count("*").alias("runs"))
-        .orderBy("start", "from_us")
+    runs = cells.where("run_us is not null").groupBy(
+        "start", (power * digit).cast("bigint").alias("from_us")
     )
+    return _rows(runs.agg(F.sum("n").alias("runs")), "start", "from_us")
 
 
-def _names(rolled: "DataFrame") -> dict[str, Any]:
+def _names(cells: "DataFrame") -> dict[str, Any]:
     """The slowest names, by their 95th percentile, and how many there are in all."""
-    every = _summed(rolled, "queue", "name")
-    slowest = every.orderBy(F.desc_nulls_last("run_us_p95"), "queue", "name").limit(_MOST_NAMES)
-    count = rolled.select("queue", "name").distinct().count()
-    return {"names": _rows(slowest), "names_in_all": count}
+    every = cells.where("event != 'drained'").groupBy("queue", "name").agg(*_sums())
+    counted = every.withColumn("names_in_all", F.expr("count(*) over ()"))
+    slowest = counted.orderBy(F.desc_nulls_last("run_us_p95"), "queue", "name").limit(_MOST_NAMES)
+    rows = _rows(slowest)
+    count = max((row.pop("names_in_all") for row in rows), default=0)
+    return {"names": rows, "names_in_all": count}
 
 
 def _dead(dead: "DataFrame") -> dict[str, Any]:
     dead = dead.select(*_DEAD).cache()
     try:
-        reasons = dead.groupBy("reason").agg(F.count("*").alias("jobs"))
-        by_reason = _rows(reasons.orderBy(F.desc("jobs"), "reason"))
+        by_reason = _rows(dead.groupBy("reason").agg(F.count("*").alias("jobs")))
+        by_reason.sort(key=lambda row: (-row["jobs"], row["reason"] or ""))
         return {
             "jobs": sum(row["jobs"] for row in by_reason),
             "reasons": by_reason,
@@ -312,8 +341,10 @@ def _dead(dead: "DataFrame") -> dict[str, Any]:
         dead.unpersist()
 
 
-def _rows(df: "DataFrame") -> list[dict[str, Any]]:
-    return [{name: _plain(value) for name, value in row.asDict().items()} for row in df.collect()]
+def _rows(df: "DataFrame", *by: str) -> list[dict[str, Any]]:
+    """Few rows as plain values, sorted here: for Spark that is a job of its own."""
+    rows = [{name: _plain(value) for name, value in row.asDict().items()} for row in df.collect()]
+    return sorted(rows, key=itemgetter(*by)) if by else rows
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -381,6 +382,7 @@ def test_the_report_counts_what_plain_python_counts(events: Any, told: list[dict
 
     report = json.loads(json.dumps(gather(events)))
     kinds = Counter(event["e"] for event in told)
+    assert report["events"] == len(told), "each, also one that is of no job"
     for name, event in NAMES.items():
         assert report["totals"][name] == kinds[event], name
         assert sum(row[name] for row in report["timeline"]) == kinds[event], name
@@ -400,6 +402,30 @@ def test_the_report_counts_what_plain_python_counts(events: Any, told: list[dict
         found[cell["from_us"]] += cell["runs"]
     assert found == lengths
     assert page(report).startswith("<!doctype html>")
+
+
+def test_the_parts_of_a_report_agree(events: Any, told: list[dict[str, Any]]):
+    """Of one name in one queue, a page says the same in its tiles and in its tables."""
+    from chasqui.spark import gather
+
+    report = gather(events.where("name = 'mail'"))
+    ran = [
+        event["duration_us"] for event in told if event["n"] == "mail" and "duration_us" in event
+    ]
+    ranks = {"run_us_p50": 0.5, "run_us_p95": 0.95, "run_us_p99": 0.99}
+    (name,), (queue,) = report["names"], report["by_queue"]
+    for one, rank in ranks.items():
+        assert report["totals"][one] == name[one] == queue[one]
+        exact = quantiles(ran, n=100, method="inclusive")[round(100 * rank) - 1]
+        assert 0.99 * exact - 1 <= name[one] <= exact, "but for the digits behind the third"
+
+
+def test_a_report_over_an_event_of_no_job(events: Any):
+    from chasqui.spark import gather, page
+
+    report = gather(events.where("event = 'drained'"))
+    assert (report["events"], report["names"], report["totals"]["completed"]) == (1, [], 0)
+    assert "1 event." in page(report)
 
 
 def test_replay_is_dry_unless_told_and_moves_each_job_once(
