@@ -144,7 +144,8 @@ def session(
 ) -> "SparkSession":
     """A Spark session that knows the format `chasqui`; the running one if there is one.
 
-    Without `master` it is what spark-submit said, else all cores of this machine. With
+    Without `master` it is what spark-submit said, else all cores of this machine. On one machine a
+    shuffle has as many partitions as there are cores, unless a setting says otherwise. With
     `sc://host:15002` it is a session of a Spark Connect server, and needs no Java here.
     """
     check_packages()
@@ -172,6 +173,10 @@ def session(
         builder = builder.config(name, value)
     _start_java(settings)
     spark = builder.getOrCreate()
+    context, partitions = spark.sparkContext, "spark.sql.shuffle.partitions"
+    if context.master.startswith("local") and not context.getConf().contains(partitions):
+        # Spark's 200 are for a cluster: here most of a small query is the start of its tasks.
+        spark.conf.set(partitions, context.defaultParallelism)
     register(spark)
     return spark
 

@@ -213,6 +213,7 @@ print(json.dumps({
     "rows": jobs.count(),
     "distinct": jobs.select("payload.n").distinct().count(),
     "executors": workers,
+    "partitions": spark.conf.get("spark.sql.shuffle.partitions"),
 }))
 spark.stop()
 """
@@ -225,7 +226,9 @@ def test_executors_in_processes_of_their_own(redis_86: Server, queue_name: str, 
     driver = start(CLUSTER, redis_86.url, queue_name, str(size))
     told, _ = driver.communicate()
     found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    partitions = found.pop("partitions")
     assert found == {"rows": size, "distinct": size, "executors": 2}
+    assert partitions == "2", "as many as this machine gives it cores, not Spark's 200"
 
 
 NO_JAVA = """
