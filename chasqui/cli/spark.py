@@ -217,18 +217,17 @@ def rollup(
 ) -> None:
     """Per queue, name and window: what happened, jobs a second, run and wait percentiles.
 
+    Events that were trimmed before they were read are counted on stderr.
+
     Example: chasqui spark rollup --queue orders --window 5m --since 2h
     """
     reads = queue if from_archive is None else None
-    with SparkRun(
-        master, conf, redis_url, reads=reads, archive=from_archive, as_json=as_json
-    ) as spark:
+    run = SparkRun(master, conf, redis_url, reads=reads, archive=from_archive, as_json=as_json)
+    with run as spark, events_of(spark, queue, since, from_archive) as events:
         from chasqui.spark import rollup as roll
         from chasqui.spark import with_percentiles
 
-        rolled = roll(
-            events_of(spark, queue, since, from_archive), f"{window or 60_000} milliseconds"
-        )
+        rolled = roll(events, f"{window or 60_000} milliseconds")
         if to is not None:
             with Progress("rolling up", spark.tasks):
                 rolled.write.mode("overwrite").parquet(to)
@@ -260,13 +259,13 @@ def report(
     ) as spark:
         from chasqui.spark import page, report_archive, report_queue
 
-        with Progress("gathering", spark.tasks):
+        with Progress("reading events", spark.tasks) as progress:
+            told = {"since": since, "on_step": progress.say, **spark.server}
             if from_archive is None:
-                data = report_queue(spark.session, queue, since=since, **spark.server)
+                data = report_queue(spark.session, queue, **told)
             else:
                 archived(spark, queue, from_archive)  # or say what is wrong with it
-                place = spark.session, from_archive, queue
-                data = report_archive(*place, since=since, **spark.server)
+                data = report_archive(spark.session, from_archive, queue, **told)
     if html is not None:
         html.write_text(page(data), encoding="utf-8")
     if as_json:

@@ -29,7 +29,6 @@ _QUEUE_VARIABLE: Final = "CHASQUI_TOUR_QUEUE"
 _WORKERS: Final = 2
 #: More events than that a job of the tour does not write: however late the archive is, it gets all.
 _EVENTS_PER_JOB: Final = 4
-_PARTITIONS: Final = "spark.sql.shuffle.partitions=4"
 
 
 def worker() -> Worker:
@@ -68,7 +67,7 @@ def demo(
         else:
             queue, url = f"tour-{secrets.token_hex(4)}", redis_url
             stack.enter_context(deleted_after(queue, url))
-        spark = stack.enter_context(SparkRun("local[2]", [_PARTITIONS], url))
+        spark = stack.enter_context(SparkRun("local[2]", None, url))
         tour = _Tour(spark, url, queue, Path(folder), rows, is_quiet=as_json)
         tour.run(html)
     if as_json:
@@ -141,8 +140,8 @@ class _Tour:
             completed=completed,
         )
         dlq = read(spark, "dlq", self._queue, **server)
-        with Progress(f"drawing the report over {kept:,} events", self._spark.tasks):
-            report = report_archive(spark, lake, self._queue, **server)
+        with Progress(f"drawing the report over {kept:,} events", self._spark.tasks) as progress:
+            report = report_archive(spark, lake, self._queue, on_step=progress.say, **server)
             html.write_text(page(report), encoding="utf-8")
         self._tell(f"report: {html.resolve()}", report=str(html.resolve()))
         for row in triage(dlq).collect():

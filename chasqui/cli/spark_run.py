@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -152,13 +152,18 @@ class Progress:
     """Says how far a step is while its block runs: in place on a screen, else every ten seconds."""
 
     def __init__(self, what: str, how_far: Callable[[], str] = str) -> None:
-        self._what = what
+        self.say(what)
         self._how_far = how_far
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Progress":
         self._thread.start()
+        return self
+
+    def say(self, what: str) -> None:
+        """What is done from now on."""
+        self._what = what
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
@@ -176,7 +181,7 @@ class Progress:
             except Exception as error:  # whatever it is, the step itself will say so
                 logger.debug("no progress is known: %s", error, extra={"step": self._what})
                 how_far = ""
-            line = f"{self._what} … {how_far} ({seconds:.0f} s)"
+            line = " ".join(filter(None, (self._what, "…", how_far, f"({seconds:.0f} s)")))
             if is_screen:
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
             else:
@@ -244,19 +249,27 @@ def check_table(table: str) -> None:
         raise ValueError(f"--table: there is no table {table}{others}")
 
 
+@contextmanager
 def events_of(
     spark: SparkRun, queue: str, since: datetime | None, archive_dir: str | None
-) -> "DataFrame":
-    """Events from the archive or from the queues themselves."""
+) -> Iterator["DataFrame"]:
+    """Events from the archive, or those that the queues have now; says on stderr which are gone."""
     from pyspark.sql import functions as F
 
-    from chasqui.spark import read
+    from chasqui.spark.html import missing
+    from chasqui.spark.reports import events_now
 
     if archive_dir is not None:
         events = archived(spark, queue, archive_dir)
-        return events if since is None else events.where(F.col("ts") >= F.lit(since))
-    start = None if since is None else int(since.timestamp() * 1000)
-    return read(spark.session, "events", queue, **spark.server, startingTimestamp=start)
+        yield events if since is None else events.where(F.col("ts") >= F.lit(since))
+        return
+    with ExitStack() as stack:
+        with Progress("reading events", spark.tasks):
+            now = events_now(spark.session, queue, since=since, **spark.server)
+            events, lacks = stack.enter_context(now)
+        for sentence in missing(lacks):
+            print(sentence, file=sys.stderr)
+        yield events
 
 
 def archived(spark: SparkRun, queue: str, archive_dir: str) -> "DataFrame":

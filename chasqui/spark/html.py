@@ -52,9 +52,13 @@ def _heading(report: dict[str, Any]) -> str:
 
 
 def _notes(report: dict[str, Any]) -> str:
-    sentences = [*_horizon(report), *_losses(report)]
-    told = "".join(f"<p>{escape(one)}</p>" for one in sentences)
+    told = "".join(f"<p>{escape(one)}</p>" for one in missing(report))
     return f"<div class=note role=note>{told}</div>" if told else ""
+
+
+def missing(report: dict[str, Any]) -> list[str]:
+    """What the events of a report lack, in sentences."""
+    return [*_horizon(report), *_losses(report)]
 
 
 def _horizon(report: dict[str, Any]) -> Iterable[str]:

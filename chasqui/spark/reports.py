@@ -5,7 +5,8 @@ JSON. What the events cannot tell, since they were trimmed, is a part of the rep
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -37,14 +38,36 @@ _NOTHING: Final[dict[str, Any]] = {"window_s": None, "timeline": []}
 #: Per queue: `first`, when the first event was that is still there (None: there is none), and
 #: `trimmed`, how many there were before it (None: nobody knows).
 Kept: TypeAlias = dict[str, Any]
+#: Is told which step comes next, in a few words.
+Step: TypeAlias = Callable[[str], object]
 
 
 def report_queue(
-    spark: "SparkSession", queue: str, *, since: datetime | None = None, **options: Any
+    spark: "SparkSession",
+    queue: str,
+    *,
+    since: datetime | None = None,
+    on_step: Step = str,
+    **options: Any,
 ) -> dict[str, Any]:
     """The report over what the server has now of a queue, or of several, with commas.
 
     Events that are trimmed while they are read are counted, and told of. `options` name the server.
+    `on_step` is called with a few words before each step.
+    """
+    on_step("reading events")
+    with events_now(spark, queue, since=since, **options) as (events, lacks):
+        dead = read(spark, "dlq", queue, **options, columns=_DEAD)
+        return _gather(events, dead, lacks, on_step)
+
+
+@contextmanager
+def events_now(
+    spark: "SparkSession", queue: str, *, since: datetime | None = None, **options: Any
+) -> Iterator[tuple["DataFrame", dict[str, Any]]]:
+    """All events that the server has now, read and cached, and what is missing of them.
+
+    The latter is the part of a report that `chasqui.spark.html.missing` tells in sentences.
     """
     start = None if since is None else int(since.timestamp() * 1000)
     kept = kept_events(queue, **options)
@@ -54,8 +77,7 @@ def report_queue(
     try:
         events.count()  # all of them, now
         losses = _trimmed_meanwhile(events, kept, kept_events(queue, **options), since)
-        dead = read(spark, "dlq", queue, **options, columns=_DEAD)
-        return _gather(events, dead, losses, kept, since)
+        yield events, _lacks(losses, kept, since)
     finally:
         events.unpersist()
 
@@ -66,12 +88,14 @@ def report_archive(
     queue: str,
     *,
     since: datetime | None = None,
+    on_step: Step = str,
     **options: Any,
 ) -> dict[str, Any]:
     """The report over archived events. `options` name the server that is asked for dead jobs.
 
     If that cannot be reached, or does not have the queue, the report says that nobody knows.
     """
+    on_step("reading the archive")
     names = of_server({**options, "queue": queue}).queue
     every = read_archive(spark, archive).where(F.col("queue").isin(*names))
     events, kept = every, list[Kept]()
@@ -84,7 +108,7 @@ def report_archive(
     losses = read_losses(spark, archive).where(F.col("queue").isin(*names))
     unknown = why_unknown(queue, **options)
     dead = None if unknown else read(spark, "dlq", queue, **options, columns=_DEAD)
-    report = gather(events, dead, losses=losses, kept=kept, since=since)
+    report = gather(events, dead, losses=losses, kept=kept, since=since, on_step=on_step)
     return {**report, "dlq_unknown": unknown}
 
 
@@ -131,6 +155,7 @@ def gather(
     losses: "DataFrame | Iterable[Mapping[str, Any]] | None" = None,
     kept: Iterable[Kept] = (),
     since: datetime | None = None,
+    on_step: Step = str,
 ) -> dict[str, Any]:
     """The report over events and, if a dlq table is given, over that.
 
@@ -141,36 +166,31 @@ def gather(
         losses = [row.asDict() for row in losses.collect()]
     events = events.cache()
     try:
-        return _gather(events, dead, list(losses or ()), kept, since)
+        return _gather(events, dead, _lacks(losses or (), kept, since), on_step)
     finally:
         events.unpersist()
 
 
 def _gather(
-    events: "DataFrame",
-    dead: "DataFrame | None",
-    losses: Iterable[Mapping[str, Any]],
-    kept: Iterable[Kept],
-    since: datetime | None,
+    events: "DataFrame", dead: "DataFrame | None", lacks: dict[str, Any], on_step: Step
 ) -> dict[str, Any]:
+    on_step("counting events")
     first, last, count = events.agg(F.min("ts"), F.max("ts"), F.count("*")).first()
-    report = {
-        "made": datetime.now(UTC).isoformat(),
-        "events": count,
-        "since": _plain(since),
-        "kept": [
-            {name: _plain(one[name]) for name in ("queue", "first", "trimmed")} for one in kept
-        ],
-        "losses": _told(losses, since),
-        "dlq": None if dead is None else _dead(dead),
-    }
+    report = {"made": datetime.now(UTC).isoformat(), "events": count, **lacks, "dlq": None}
+    if dead is not None:
+        on_step("grouping dead jobs")
+        report["dlq"] = _dead(dead)
     if not count:
-        return {**report, "queues": [one["queue"] for one in report["kept"]], **_NOTHING}
+        return {**report, **_NOTHING}
     window_s = _window_s((last - first).total_seconds())
     cells = _cells(events, window_s).cache()
     try:
-        waited = _waited(events, window_s)
+        on_step("computing percentiles of run times")
         totals, by_queue, timeline = _summed(cells)
+        heat, names = _heat(cells), _names(cells)
+        on_step("computing percentiles of waits")
+        waited = _waited(events, window_s)
+        on_step("grouping retries and failures")
         return {
             **report,
             "first": _plain(first),
@@ -180,8 +200,8 @@ def _gather(
             "by_queue": by_queue,
             "totals": {**totals, **waited.get(None, {})},
             "timeline": [{**row, **waited.get(row["start"], {})} for row in timeline],
-            "heat": _heat(cells),
-            **_names(cells),
+            "heat": heat,
+            **names,
             "funnel": _rows(
                 rollups.funnel(events)
                 .groupBy("attempts", "outcome")
@@ -221,6 +241,18 @@ def _trimmed_meanwhile(
                 {"queue": was["queue"], "after_ts": start, "before_ts": end, "lost": lost}
             )
     return losses
+
+
+def _lacks(
+    losses: Iterable[Mapping[str, Any]], kept: Iterable[Kept], since: datetime | None
+) -> dict[str, Any]:
+    """The part of a report that tells what is missing."""
+    names = ("queue", "first", "trimmed")
+    rows = [{name: _plain(one[name]) for name in names} for one in kept]
+    queues = [row["queue"] for row in rows]
+    return {
+        "queues": queues, "since": _plain(since), "kept": rows, "losses": _told(losses, since),
+    }  # fmt: skip
 
 
 def _told(losses: Iterable[Mapping[str, Any]], since: datetime | None) -> list[dict[str, Any]]:

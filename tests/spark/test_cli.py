@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
+from chasqui.cli import spark_run
 from chasqui.errors import ChasquiError
 from chasqui.sync import Queue
 from tests.cli.conftest import call
@@ -211,3 +213,23 @@ def test_the_tour_by_hand(spark: Any, redis_86: Server, queue_name: str, tmp_pat
         assert call("spark", *words, url=url).json == {"rows": 53}
     with Queue(queue_name, redis_url=url) as queue:
         assert queue.counts().dlq == 0
+
+
+def test_a_long_command_says_which_step_it_is_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(spark_run, "_SAY_EVERY_S", 0.01)
+    asked = threading.Semaphore(0)
+
+    def nothing_known() -> str:
+        asked.release()
+        return ""
+
+    with spark_run.Progress("reading events", nothing_known) as progress:
+        for step in ("computing percentiles", "grouping failures"):
+            for _ in range(2):  # asked once more, so that the first line is out
+                assert asked.acquire(timeout=10)
+            progress.say(step)
+    told = capsys.readouterr().err
+    assert re.match(r"reading events … \(\d+ s\)\n", told)
+    assert re.search(r"\ncomputing percentiles … \(\d+ s\)\n", told)

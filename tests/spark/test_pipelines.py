@@ -408,7 +408,9 @@ def test_the_parts_of_a_report_agree(events: Any, told: list[dict[str, Any]]):
     """Of one name in one queue, a page says the same in its tiles and in its tables."""
     from chasqui.spark import gather
 
-    report = gather(events.where("name = 'mail'"))
+    steps: list[str] = []
+    report = gather(events.where("name = 'mail'"), on_step=steps.append)
+    assert len(steps) == len(set(steps)) > 2
     ran = [
         event["duration_us"] for event in told if event["n"] == "mail" and "duration_us" in event
     ]

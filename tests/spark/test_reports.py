@@ -142,6 +142,25 @@ def test_a_report_says_what_was_trimmed_before_it_and_meanwhile(
     assert "30 events were trimmed before they were read, between " in text
 
 
+def test_a_rollup_counts_what_is_trimmed_while_it_reads(
+    spark: Any, redis_86: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
+):
+    from chasqui.spark import reports
+
+    redis, look = Redis(redis_86.url, queue_name), reports.kept_events
+    publish(redis, told := make_events(50))
+
+    def look_then_trim(*queues: str, **options: Any) -> Any:
+        found = look(*queues, **options)
+        redis("XTRIM", redis.keys.events, "MAXLEN", "=", len(told) - 30)
+        return found
+
+    monkeypatch.setattr(reports, "kept_events", look_then_trim)
+    ran = call("spark", "rollup", "-q", queue_name, "--json", url=redis_86.url)
+    assert sum(row["started"] for row in ran.json) == sum(one["e"] == "active" for one in told[30:])
+    assert "30 events were trimmed before they were read, between " in ran.err
+
+
 def test_a_report_over_an_archive_tells_what_it_lacks(
     spark: Any, redis_86: Server, queue_name: str, tmp_path: Path
 ):
