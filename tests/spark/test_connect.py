@@ -95,7 +95,7 @@ def test_every_verb_on_a_connect_server(
     assert told["results"] == 10
     assert told["pushdown"] == told["tail"] == len(events)
     assert told["rollup"] == sum(one["e"] == "completed" for one in events)
-    assert told["report"] == len(events) - 1  # `drained` is no job's
+    assert told["report"] == len(events)
     assert told["consume"] == [36, 0]
     assert told["triage"] == ["bad order <n>"]
     assert told["replay"] == [4, 4]
