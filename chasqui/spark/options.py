@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from chasqui.config import DEFAULT_URL, Endpoint
 from chasqui.keys import DEFAULT_GROUP
 from chasqui.retention import check_reader
+from chasqui.spark.ddl import schema_text
 from chasqui.spark.values import (
     flag,
     label,
@@ -162,7 +163,7 @@ class Options:
         "raw", one_of("raw", "json", "struct"), "rsw", "raw msgpack, JSON text, or payloadSchema."
     )
     payload_schema: str | None = option(
-        None, text, "rs", "DDL of the payload, such as `order_id bigint, to string`."
+        None, schema_text, "rs", "DDL of the payload, such as `order_id bigint, to string`."
     )
     parse_mode: str = option(
         "PERMISSIVE",

@@ -11,7 +11,27 @@ from chasqui.spark.schemas import COLUMNS, check_subset
 from chasqui.spark.source import ChasquiDataSource
 from tests.spark.direct import struct
 
+SCHEMA = "option payloadSchema: in "
 SENTENCES = [
+    *(
+        ("r", {"queue": "q", "payloadSchema": text}, f"{SCHEMA}{text!r} {sentence}")
+        for text, sentence in [
+            ("a bigit", "column a: there is no type bigit: is it bigint"),
+            (
+                "a int, b map<string, array<strin>>",
+                "column b.value.element: there is no type strin",
+            ),
+            ("a struct<b: int, c>", "column a.c has no type"),
+            ("order_id", "column order_id has no type"),
+            ("a array<int", "column a lacks a '>'"),
+            ("a array", "column a lacks a '<'"),
+            ("a int>", "there is a '>' too many"),
+            ("a int,", "a name is missing after the last ','"),
+            (", a int", "a name is missing before ','"),
+            ("`a int", "a quote is not closed: `a int"),
+        ]
+    ),
+    ("r", {"queue": "q", "payloadSchema": " "}, "option payloadSchema: must not be empty"),
     ("r", {}, "say which queue to read: option queue, or load(<queue>)"),
     ("r", {"queue": "a b"}, "option queue: queue name must be 1 to 200 characters"),
     ("r", {"queue": "q", "tabel": "x"}, "there is no option 'tabel'; did you mean table?"),
@@ -123,3 +143,16 @@ def test_the_page_of_the_docs_lists_every_option_and_column():
     for table, columns in COLUMNS.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{table}` |"))
         assert all(f"`{column}`" in row for column in columns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "order_id bigint, to string",
+        "ORDER_ID BIGINT NOT NULL COMMENT 'it''s, <one>', b: Decimal(10, 2)",
+        '`a b` int, `c``d` struct<e: array<map<string, struct<>>>, f: timestamp_ntz> comment "x"',
+        "a interval day to second, b string collate UTF8_BINARY, c varchar(3), ünï double",
+    ],
+)
+def test_a_payload_schema_that_spark_takes_is_left_to_it(text: str):
+    assert Options.parse({"queue": "q", "payloadSchema": text}, "r").payload_schema == text
