@@ -16,7 +16,7 @@ from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
 from chasqui.cli.output import show_all
 from chasqui.cli.spark_archive import Archived, Queries, watch
 from chasqui.cli.spark_demo import demo
-from chasqui.cli.spark_enqueue import enqueue
+from chasqui.cli.spark_enqueue import enqueue, interrupted
 from chasqui.cli.spark_files import HELP, data_set, save
 from chasqui.cli.spark_run import (
     Conf,
@@ -147,7 +147,7 @@ def archive(
     Exit code 1 if events were trimmed before they were archived; --keep-going writes
     down which, in the archive's folder `losses`. While it runs, and for the time of --lease after
     that, events that it has not read are not trimmed. It says how far it is on
-    stderr; with --follow --json, as JSON lines.
+    stderr; with --follow --json, as JSON lines. Ctrl+C and SIGTERM end it with the totals.
 
     Example: chasqui spark archive --queue orders --to lake --follow
     """
@@ -158,6 +158,7 @@ def archive(
     with SparkRun(master, conf, redis_url, reads=reads, as_json=as_json) as spark:
         from chasqui.spark import archive as start
 
+        spark.heed_sigterm()
         jobs = Archived("job") if payloads else None
         archived = Archived(beside=jobs)
         options = {**spark.server, "failOnDataLoss": not keep_going}
@@ -174,7 +175,8 @@ def archive(
         is_interrupted = watch(Queries(*queries), archived, as_lines=follow and as_json)
     say(archived.facts(), as_json, str(archived))
     if is_interrupted:
-        raise typer.Exit(130)
+        how = "run the same command again, and it goes on where it stopped"
+        interrupted(how, as_json, spark.interrupted_code)
     if archived.lacks_some:
         raise typer.Exit(1)
 

@@ -1,27 +1,43 @@
 """What a run of an archive has done so far: counted by its batches, told while it goes on."""
 
 import json
-import math
+import logging
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
-
-from chasqui.words import count
 
 if TYPE_CHECKING:
     from chasqui.spark.losses import Loss
 
+logger = logging.getLogger(__name__)
+
 #: How often to say how far it is, where a line cannot be rewritten.
 _SAY_EVERY_S: Final = 10.0
+#: Over what time the rate is taken. Spark's own is of one batch: 0 for the first, and 0 once a
+#: trigger finds nothing.
+_RATE_OVER_S: Final = 60.0
 
 
 class Archived:
     """What a run has written and lost so far; its batches are told to `add`. `beside` is the
     same of another table that is archived along with it."""
 
-    def __init__(self, what: str = "event", beside: "Archived | None" = None) -> None:
+    def __init__(
+        self,
+        what: str = "event",
+        beside: "Archived | None" = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._what = what
         self._beside = beside
+        self._clock = clock
+        self._started_s = clock()
+        #: When batches were written, and their rows; as far as they count for the rate.
+        self._lately: deque[tuple[float, int]] = deque()
         self.rows = 0
         #: Events that were trimmed unread; None once an unknown number of them was.
         self.lost: int | None = 0
@@ -29,10 +45,31 @@ class Archived:
         self.has_lost = False
 
     def add(self, rows: int, losses: "list[Loss] | None") -> None:
+        now_s = self._clock()
+        self._lately.append((now_s, rows))
+        while self._lately[0][0] <= now_s - _RATE_OVER_S:
+            self._lately.popleft()
         self.rows += rows
         self.has_lost |= bool(losses)
         for lost in [None] if losses is None else [loss.lost for loss in losses]:
             self.lost = None if lost is None or self.lost is None else self.lost + lost
+
+    @property
+    def per_s(self) -> float | None:
+        """Rows a second in the last minute, or since the start; None before the first batch."""
+        if not self._lately:
+            return None
+        now_s = self._clock()
+        since_s = max(self._started_s, now_s - _RATE_OVER_S)
+        rows = sum(rows for at_s, rows in tuple(self._lately) if at_s >= since_s)
+        return round(rows / max(now_s - since_s, 1), 1)
+
+    @property
+    def total_per_s(self) -> float | None:
+        """The same of both tables."""
+        rates = [self.per_s, None if self._beside is None else self._beside.total_per_s]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known else None
 
     @property
     def lacks_some(self) -> bool:
@@ -48,10 +85,11 @@ class Archived:
         beside = "" if self._beside is None else f"; {self._beside}"
         if self.lost is None:
             why = "a stream was deleted" if self.has_lost else "the server does not count them"
-            lost = f"an unknown number: {why}"
+            lost = f"an unknown number lost: {why}"
         else:
-            lost = f"{self.lost:,}"
-        return f"archived {count(self.rows, self._what)}; lost {lost}{beside}"
+            lost = f"{self.lost:,} lost"
+        what = "events" if self._what == "event" else "finished jobs"
+        return f"{what}: {self.rows:,} archived, {lost}{beside}"
 
 
 class Queries:
@@ -62,7 +100,10 @@ class Queries:
 
     @property
     def lastProgress(self) -> Any:
-        return self._all[0].lastProgress
+        """The sources of all, as if one query read them; None before the first has told."""
+        told = [one.lastProgress for one in self._all]
+        sources = [source for one in told if one is not None for source in one.sources]
+        return SimpleNamespace(sources=sources) if sources else None
 
     def awaitTermination(self, timeout_s: float) -> bool:
         try:
@@ -93,13 +134,21 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
             said_s = time.monotonic()
             far = how_far(query.lastProgress)
             if as_lines:
-                print(json.dumps({**archived.facts(), **far}), flush=True)
-            elif is_screen:
-                print(f"\r\033[K{archived}{_words(far)}", end="", file=sys.stderr, flush=True)
+                rate = {"events_per_s": archived.per_s}
+                print(json.dumps({**archived.facts(), **rate, **far}), flush=True)
+                continue
+            line = f"{archived}{_words(archived, far)}"
+            if query.lastProgress is None and archived.total_per_s is None:
+                line = "starting …"
+            if is_screen:
+                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
             else:
-                print(f"{archived}{_words(far)}", file=sys.stderr, flush=True)
+                print(line, file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        query.stop()
+        try:
+            query.stop()
+        except Exception as error:  # a signal to the whole group has ended Spark as well
+            logger.debug("the query could not be stopped: %s", error)
         return True
     finally:
         if is_screen:
@@ -108,23 +157,18 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
 
 
 def how_far(progress: Any) -> dict[str, Any]:
-    """Events a second in the last batch, how many it left when it was planned, and how much time.
+    """How many entries the last batch left when it was planned, and by what time it was behind.
 
     What is not known is None: all before the first batch, and the number where the server does not
     count what it adds.
     """
-    far: dict[str, Any] = {"events_per_s": None, "behind": None, "lag_s": None}
-    if progress is None:
-        return far
-    rate = progress.inputRowsPerSecond
-    if not math.isfinite(rate):  # of the first batch
-        rate = progress.processedRowsPerSecond
-    far["events_per_s"] = round(rate, 1) if math.isfinite(rate) else None
-    source = progress.sources[0]
-    end, newest = (
-        json.loads(one or "null") or {} for one in (source.endOffset, source.latestOffset)
-    )
-    places = [(place, newest[queue]) for queue, place in end.items() if queue in newest]
+    far: dict[str, Any] = {"behind": None, "lag_s": None}
+    places = []
+    for source in () if progress is None else progress.sources:
+        end, newest = (
+            json.loads(one or "null") or {} for one in (source.endOffset, source.latestOffset)
+        )
+        places += [(place, newest[queue]) for queue, place in end.items() if queue in newest]
     if places:
         lags_ms = [_unix_ms(new) - _unix_ms(old) for old, new in places]
         far["lag_s"] = max(0, *lags_ms) / 1000
@@ -137,10 +181,10 @@ def _unix_ms(place: dict[str, Any]) -> int:
     return int(place["id"].partition("-")[0])
 
 
-def _words(far: dict[str, Any]) -> str:
+def _words(archived: Archived, far: dict[str, Any]) -> str:
     told = []
-    if far["events_per_s"] is not None:
-        told.append(f"{far['events_per_s']:,.0f} a second")
+    if (rate := archived.total_per_s) is not None:
+        told.append(f"{rate:,.0f} a second")
     if far["behind"] is not None:
         told.append(f"{far['behind']:,} behind")
     if far["lag_s"] is not None:

@@ -212,14 +212,14 @@ def _tell_how_to_go_on(
         raise ChasquiError(f"{error}; {how_to_go_on(options, txn, redis_url)}") from error
 
 
-def interrupted(how: str, as_json: bool) -> NoReturn:
+def interrupted(how: str, as_json: bool, exit_code: int = 130) -> NoReturn:
     """End the command as one that was interrupted, and say how to go on."""
     message = f"interrupted: {how}"
     if as_json:
-        typer.echo(error_as_json(message, exit_code=130), err=True)
+        typer.echo(error_as_json(message, exit_code=exit_code), err=True)
     else:
         tell(message)
-    raise typer.Exit(130)
+    raise typer.Exit(exit_code)
 
 
 def how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> str:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import tempfile
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Final
@@ -44,14 +45,22 @@ _NO_COLUMN: Final = re.compile(
 
 def hush() -> None:
     """Let PySpark not log the errors that it raises, in JSON and with two traces, nor py4j that it
-    was interrupted.
+    was interrupted, nor either that the JVM has ended.
     """
+    from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_not_py4j)  # its own name is not the only one it logs under
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+        server.handle_error = _ignore  # what we call ourselves raises, too
+    warnings.filterwarnings("ignore", r"\s*Unable to cleanly shutdown Spark JVM", RuntimeWarning)
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:

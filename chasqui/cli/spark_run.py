@@ -83,7 +83,7 @@ class SparkRun:
         self._master = master
         self._conf = dict(_setting(one) for one in conf or ())
         self._is_quiet = "spark.log.level" not in self._conf
-        self._is_interrupted = False
+        self._signal: int | None = None
         if is_connect(master):
             return
         self._conf.setdefault("spark.log.level", "OFF")
@@ -119,14 +119,26 @@ class SparkRun:
         if self._archive is not None and is_missing(self._archive, self._conf):
             raise _no_archive(self._archive)
 
-    def _interrupt(self, *_: object) -> None:
-        self._is_interrupted = True
+    def heed_sigterm(self) -> None:
+        """Let SIGTERM, too, raise KeyboardInterrupt in the block."""
+        if self._is_own:
+            signal.signal(signal.SIGTERM, self._interrupt)
+
+    def _interrupt(self, number: int, _frame: object) -> None:
+        self._signal = number
         raise KeyboardInterrupt
+
+    @property
+    def interrupted_code(self) -> int:
+        """The exit code of a command that was interrupted: 130, or 143 by SIGTERM."""
+        return 128 + (self._signal or signal.SIGINT)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         told: BaseException | None = None if error is None else in_words(error)
-        if told is not None and self._is_interrupted:
-            told = KeyboardInterrupt()  # which PySpark, as it cleans up, may have replaced
+        if self._signal is not None and (told is not None or isinstance(error, KeyboardInterrupt)):
+            # Whatever PySpark, as it cleaned up, has raised in place of it.
+            is_sigint = self._signal == signal.SIGINT
+            told = KeyboardInterrupt() if is_sigint else typer.Exit(self.interrupted_code)
         if self._is_own:
             try:
                 self.session.stop()
@@ -134,8 +146,9 @@ class SparkRun:
                 fields = {"master": self._master}
                 logger.debug("the session could not be stopped: %s", failure, extra=fields)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if told is not None:
-            if not self._is_quiet:
+            if not self._is_quiet and self._signal is None:
                 traceback.print_exception(error)
             raise told from None
 

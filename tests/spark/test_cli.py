@@ -189,7 +189,7 @@ def test_the_tour_by_hand(spark: Any, redis_86: Server, queue_name: str, tmp_pat
     redis.add_events(9)
     redis("XTRIM", redis.keys.events, "MAXLEN", "=", 4)
     ran = call("spark", "archive", *q, "--to", lake, "--keep-going", url=url)
-    assert (ran.code, ran.out) == (1, "archived 4 events; lost 5\n")
+    assert (ran.code, ran.out) == (1, "events: 4 archived, 5 lost\n")
 
     job = redis.jobs()[0]
     for reason in ("Timeout 1", "Timeout 2", "other"):

@@ -272,8 +272,9 @@ def test_an_interrupt_while_spark_starts_is_quiet_and_leaves_no_jvm(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_archive_stops_and_says_how_far_it_came(
-    redis_86: Server, queue_name: str, tmp_path: Path
+    redis_86: Server, queue_name: str, tmp_path: Path, number: int
 ):
     redis = Redis(redis_86.url, queue_name)
     commits = tmp_path / "_checkpoint" / "commits"
@@ -284,10 +285,14 @@ def test_an_interrupted_archive_stops_and_says_how_far_it_came(
         until((commits / "0").exists)
         publish(redis, make_events(1))
         until((commits / "1").exists)  # so the first batch has been counted
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)  # as a terminal does, and `timeout`
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert all(line.startswith("archived ") for line in err.splitlines()), err
-    assert out.startswith("archived ")
-    assert " events; lost 0" in out
+    assert process.returncode == 128 + number
+    *lines, last = err.splitlines()
+    assert all(line.startswith(("starting", "events: ")) for line in lines), err
+    assert last == (
+        "chasqui: interrupted: run the same command again, and it goes on where it stopped"
+    )
+    assert out.startswith("events: ")
+    assert " archived, 0 lost" in out
     assert int(out.split()[1]) >= len(events)

@@ -48,7 +48,7 @@ def test_a_stream_that_was_deleted_has_lost_an_unknown_number():
     archived = Archived()
     archived.add(500, [loss])
     assert (archived.lost, archived.has_lost) == (None, True)
-    assert str(archived) == "archived 500 events; lost an unknown number: a stream was deleted"
+    assert str(archived) == "events: 500 archived, an unknown number lost: a stream was deleted"
 
 
 def test_a_server_that_does_not_count_is_told_of():
@@ -64,4 +64,4 @@ def test_batches_and_queues_add_up():
     archived.add(380, found(START, END, q=(380, "2000-0")))
     archived.add(100, [])
     assert (archived.rows, archived.lost, archived.has_lost) == (480, 20, True)
-    assert str(archived) == "archived 480 events; lost 20"
+    assert str(archived) == "events: 480 archived, 20 lost"
