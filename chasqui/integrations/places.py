@@ -19,8 +19,6 @@ from chasqui.request import Effect, Plan, commands
 _PAGE: Final = 1000
 # Only its id is of interest: whatever its size.
 _ANY_SIZE: Final = 1 << 40
-#: How far the clocks of a producer and of the server may be apart.
-_SKEW_MS: Final = 60_000
 #: How much later than its entry a marker may say that a job came.
 _EARLIER_MS: Final = 1000
 
@@ -67,13 +65,13 @@ def _added_ms(keys: Keys, job_ids: Sequence[str]) -> Plan[tuple[int, str | None]
         values = yield commands(("MGET", *(key for of in names for key in of)), effect=Effect.READ)
         for i, job_id in enumerate(part):
             *marks, result = values[3 * i : 3 * i + 3]
-            drawn = drawn_ms(job_id)
-            if not drawn and not any(marks) and result is None:
+            if not drawn_ms(job_id) and not any(marks) and result is None:
                 unmarked = job_id
             # When it was created by its producer's clock, and when it came by the server's.
             pairs = [mark.split() for mark in marks if mark is not None]
             came_ms = [int(pair[1]) - _EARLIER_MS for pair in pairs if len(pair) == 2]
-            since_ms = min(since_ms, max([0, drawn - _SKEW_MS, *came_ms]))
+            # Not by the time in a ULID: the producer's clock may have been ahead.
+            since_ms = min(since_ms, max([0, *came_ms]))
     return since_ms, unmarked
 
 

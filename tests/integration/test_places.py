@@ -5,10 +5,13 @@ import asyncio
 import pytest
 
 from chasqui import Job, Queue, UnrecoverableError, Worker
+from chasqui._core.envelope import encode_envelope
 from chasqui.blocking import BlockingConnection
 from chasqui.config import Endpoint
 from chasqui.integrations.places import Standing, standing
 from chasqui.keys import Keys
+from chasqui.payload import encode
+from chasqui.request import Effect
 from tests.servers import Server
 
 
@@ -58,3 +61,16 @@ async def test_a_job_is_followed_from_place_to_place(
         assert (dead.job_id, dead.reason) == (bad.id, "unrecoverable")
     assert look(later.id, "other").dead is None
     assert look(later.id, "other").unknown == "other"
+
+
+def test_a_job_is_found_though_its_producers_clock_was_ahead(
+    server: Server, queue_name: str
+) -> None:
+    keys, ahead = Keys(queue_name), "7ZZZZZZZZZ0000000000000000"  # a ULID of the year 10889
+    connection = BlockingConnection(Endpoint.parse(server.url), key=keys.stream, client_name="test")
+    try:
+        job = encode_envelope(ahead, encode(None), 0, 0)
+        connection.execute("XADD", keys.stream, "*", "d", job, effect=Effect.ONCE)
+        assert connection.run(standing(keys, [ahead])).left == ahead
+    finally:
+        connection.close()
