@@ -45,7 +45,7 @@ def packed(schema: T.StructType, columns: dict[str, list[Any]]) -> list[bytes]:
 
 def unpacked(payloads: list[bytes], schema: T.DataType, mode: str = "FAILFAST") -> list[Any]:
     """Payloads by a schema, as a reader has them; and _corrupt beside it."""
-    options = Options.parse({"queue": "q", "payloadSchema": "…", "parseMode": mode}, "r")
+    options = Options.parse({"queue": "q", "payloadSchema": "n int", "parseMode": mode}, "r")
     shaper = Shaper(options, of(payload=schema, _corrupt=T.BinaryType()))
     data = pa.array(payloads, pa.binary())
     batch = shaper.batch("q", JobRows(len(payloads), {}, data, data), lambda i: f"row {i}")
@@ -185,7 +185,7 @@ def test_every_type_goes_through_a_queue(each_server: Server, queue_name: str):
     columns = {name: [ROW[name], None] for name in EVERY.names}
     it = writer(each_server.url, EVERY, queue=queue_name)
     it.commit([it.write(batches(columns, EVERY))])
-    given = {"url": each_server.url, "queue": queue_name, "payloadSchema": "as in schema"}
+    given = {"url": each_server.url, "queue": queue_name, "payloadSchema": "n int"}
     options = Options.parse({**given, "parseMode": "FAILFAST"}, "r")
     reader = BatchReader(options, of(payload=EVERY))
     rows = [row["payload"] for part in reader.partitions() for row in rows_of(reader.read(part))]
@@ -366,7 +366,7 @@ def test_what_no_payload_can_hold_is_refused_before_a_task_starts(
 
 @pytest.mark.parametrize(("kind", "sentence"), REFUSED)
 def test_nor_can_it_be_read(kind: T.DataType, sentence: str):
-    options = Options.parse({"queue": "q", "payloadSchema": "as in schema"}, "r")
+    options = Options.parse({"queue": "q", "payloadSchema": "n int"}, "r")
     with pytest.raises(OptionError, match=sentence.replace("column c", "column payload.c")):
         BatchReader(options, of(payload=of(c=kind)))
 
