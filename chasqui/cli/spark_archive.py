@@ -148,7 +148,8 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
         try:
             query.stop()
         except Exception as error:  # a signal to the whole group has ended Spark as well
-            logger.debug("the query could not be stopped: %s", error)
+            fields = {"step": "stopping the query"}
+            logger.debug("the query could not be stopped: %s", error, extra=fields)
         return True
     finally:
         if is_screen:
