@@ -1,19 +1,19 @@
 -- spark_batch: take new jobs for a batch of a consuming query, or acknowledge and delete what the batch
 -- holds; either with the lifecycle event that a worker would write for each.
--- KEYS  1 stream   2 events   3 paused   4 lock of the query's name
+-- KEYS  1 stream   2 events   3 paused   4 which driver took the query's name last
 -- ARGV  1 group   2 consumer   3 most jobs   4 'active' to take, 'completed' to acknowledge
 --       5 '1' to write events, '0' to write none   6 microseconds that the batch took, or '' if not known
---       7 who asks, as the lock has it
--- Returns how many jobs, or -1 if another driver has the name now: what came late from this one would be
--- acknowledged unread with a batch of that one. None are taken while the queue is paused. The jobs do not
--- move to the driver.
+--       7 the driver that asks
+-- Returns how many jobs, or -1 if another driver has taken the name since, even if that one has ended: what
+-- came late from this one would be acknowledged unread with a batch of that one. None are taken while the
+-- queue is paused. The jobs do not move to the driver.
 -- A batch is delivered once, when it is taken: acknowledging it is no delivery. Its consumer goes when it holds
 -- nothing, in the same step: with one that holds jobs the server would forget them.
 -- Events are best effort: one that cannot be written changes nothing.
 local stream, group, consumer, event = KEYS[1], ARGV[1], ARGV[2], ARGV[4]
 local takes = event == 'active'
-local holder = redis.call('GET', KEYS[4])
-if holder and holder ~= ARGV[7] then
+local driver = redis.call('GET', KEYS[4])
+if driver and driver ~= ARGV[7] then
   return -1
 end
 if takes and redis.call('EXISTS', KEYS[3]) == 1 then

@@ -76,6 +76,10 @@ class Keeper:
                         "give this one another consumer"
                     )
                 self._stopping.wait(min(free_in_ms, 500) / 1000 + 0.01)
+            # The lease of a successor ends with it; this stays, and stops a driver that stood
+            # still in the meantime.
+            driver = self._driver(Keys(queue))
+            self._connections[queue].execute("SET", driver, self._holder, effect=Effect.IDEMPOTENT)
         self._thread = threading.Thread(
             target=self._renew_for_ever, name=f"chasqui-lease-{self._name}", daemon=True
         )
@@ -109,6 +113,10 @@ class Keeper:
 
     def _lock(self, keys: Keys) -> bytes:
         return keys.spark(f"consume:{self._name}")
+
+    def _driver(self, keys: Keys) -> bytes:
+        """The key that holds which driver took the name last."""
+        return keys.spark(f"consume:{self._name}:driver")
 
     def _lease(self, queue: str) -> int:
         """-1 if the name is ours, else the milliseconds until it may be free."""
@@ -199,7 +207,7 @@ class Keeper:
         count: int = connection.call(
             scripts.call(
                 BATCH,
-                [keys.stream, keys.events, keys.paused, self._lock(keys)],
+                [keys.stream, keys.events, keys.paused, self._driver(keys)],
                 [
                     self._options.group,
                     self.consumer(seq),

@@ -34,6 +34,23 @@ def test_it_adds_no_jobs_to_a_batch_that_another_has_planned(each_server: Server
     assert (redis("XLEN", redis.keys.stream), pending(redis)) == (0, 0)
 
 
+def test_nor_once_that_one_has_ended(each_server: Server, queue_name: str):
+    redis = Redis(each_server.url, queue_name)
+    expected = fill(each_server.url, queue_name, 300)
+    late = consume_reader(each_server.url, queue_name)
+    start = late.initialOffset()
+    stalled(late)
+    reader = consume_reader(each_server.url, queue_name)
+    end, rows = step(reader, start, 200)
+    assert ids(rows) == expected[:200]
+    reader.commit(end)
+    reader._held().close()
+    with pytest.raises(ConsumerTakenError):
+        late._held().claim(queue_name, end["seq"], 250)
+    assert redis("XLEN", redis.keys.stream) == 100
+    assert pending(redis) == 0, "the next driver acknowledges that batch, which is done"
+
+
 def test_it_acknowledges_no_batch_of_another(each_server: Server, queue_name: str):
     redis = Redis(each_server.url, queue_name)
     late = consume_reader(each_server.url, queue_name)
