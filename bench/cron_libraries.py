@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo
 from croniter import croniter
 from cronsim import CronSim
 
-from chasqui.cron import Cron
+from chasqui.timed.cron import Cron
 
 MARKERS = ("<!-- begin bench/cron_libraries.py -->", "<!-- end bench/cron_libraries.py -->")
 

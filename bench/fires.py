@@ -11,12 +11,12 @@ import asyncio
 import resource
 
 from chasqui import Queue, RepeatPattern, Scheduler
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.keys import FIRED, Keys
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import FIRED, Keys
 from chasqui.metrics import SchedulerTick
 from chasqui.metrics.testing import InMemorySink
-from chasqui.request import Effect
+from chasqui.transport.request import Effect
 from tests.servers import Server
 
 #: Specs written at a time.

@@ -15,13 +15,13 @@ from time import monotonic
 
 from chasqui import Queue
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.keys import Keys
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
 from chasqui.metrics import LockOutcome, PromoterTick
 from chasqui.metrics.testing import InMemorySink
 from chasqui.promoter import Promoter
-from chasqui.request import Effect
+from chasqui.transport.request import Effect
 from tests.servers import Server
 
 #: What we owe: the 99th percentile.

@@ -24,13 +24,13 @@ import redis
 
 from bench.spark_live import live
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
-from chasqui.keys import Keys
-from chasqui.request import Effect, Request, commands
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, Request, commands
 from chasqui.spark import enqueue, follow, read, session
 from chasqui.spark.options import Options
-from chasqui.spark.pages import BATCH_ROWS
-from chasqui.spark.wire import EventDecoder
+from chasqui.spark.reading.pages import BATCH_ROWS
+from chasqui.spark.reading.decoding import EventDecoder
 from tests.servers import Server
 from tests.spark.direct import schema_of
 

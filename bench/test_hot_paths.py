@@ -17,9 +17,9 @@ from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import decode_envelope, encode_envelope
 from chasqui._core.reply import ReplyReader
 from chasqui.adding import PLAIN
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from chasqui.plans import Plans
-from chasqui.request import Request
+from chasqui.transport.request import Request
 
 DATA = {"to": "user@example.com", "n": 123}
 JOBS = [{"name": "welcome", "data": DATA} for _ in range(COUNT)]

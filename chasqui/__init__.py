@@ -24,13 +24,13 @@ from chasqui.errors import (
     UnreachableError,
     UnrecoverableError,
 )
-from chasqui.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.model.job import BackoffSpec, Job, MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.producer import Producer
 from chasqui.promoter import Promoter
 from chasqui.queue import Counts, Queue
-from chasqui.queue_events import QueueEvent, QueueEvents
-from chasqui.retention import LogReader, Retention
-from chasqui.scheduler import Scheduler
+from chasqui.events.stream import QueueEvent, QueueEvents
+from chasqui.managing.retention import LogReader, Retention
+from chasqui.timed.scheduler import Scheduler
 from chasqui.worker import Consumer, Handler, Worker
 
 __all__ = [

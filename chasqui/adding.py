@@ -18,11 +18,11 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import cut, evalsha_jobs, shared
 from chasqui._core.options import DELAYED, RELATIVE, draw_delayed_ids
 from chasqui._core.ulid import UlidFactory
-from chasqui.config import MAX_COUNT
+from chasqui.model.config import MAX_COUNT
 from chasqui.errors import OutcomeUnknownError
-from chasqui.job import Job, ResultSource, job_slots
-from chasqui.keys import Keys, shown
-from chasqui.request import Effect, Request, commands
+from chasqui.model.job import Job, ResultSource, job_slots
+from chasqui.model.keys import Keys, shown
+from chasqui.transport.request import Effect, Request, commands
 
 OnFull: TypeAlias = Literal["raise", "wait"]
 Durable: TypeAlias = Literal["disk", "replica"]

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from chasqui import clock, topology
 from chasqui._core.hold import Hold
 from chasqui._core.reply import ProtocolError
-from chasqui.blocking_link import BlockingLink, is_loss, open_link
-from chasqui.config import AnyCredentialProvider, Credentials, Endpoint
+from chasqui.transport.blocking_link import BlockingLink, is_loss, open_link
+from chasqui.model.config import AnyCredentialProvider, Credentials, Endpoint
 from chasqui.errors import ChasquiError, ClosedError, UnreachableError
-from chasqui.policy import (
+from chasqui.transport.recovery import (
     CONNECT_TIMEOUT_S,
     LOOK_S,
     REQUEST_TIMEOUT_S,
@@ -37,8 +37,8 @@ from chasqui.policy import (
     make_inbox,
     refuse,
 )
-from chasqui.request import Effect, Plan, Request, commands, first_error
-from chasqui.server import Answer, ServerProfile, exception_for, moved_to
+from chasqui.transport.request import Effect, Plan, Request, commands, first_error
+from chasqui.transport.server import Answer, ServerProfile, exception_for, moved_to
 
 logger = logging.getLogger(__name__)
 

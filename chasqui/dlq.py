@@ -10,10 +10,10 @@ from chasqui import scripts
 from chasqui._core.command import cut
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui.adding import ANSWER_TTL_S, CHUNK_BYTES, CHUNK_JOBS
-from chasqui.config import MAX_COUNT
-from chasqui.drafts import unix_ms
+from chasqui.model.config import MAX_COUNT
+from chasqui.producing.job_options import unix_ms
 from chasqui.errors import PayloadError
-from chasqui.keys import (
+from chasqui.model.keys import (
     ATTEMPTS,
     CONSUMER,
     DETAIL,
@@ -26,9 +26,9 @@ from chasqui.keys import (
     Keys,
     shown,
 )
-from chasqui.payload import decode
+from chasqui.model.payload import decode
 from chasqui.plans import Plans, check_flag, check_limit
-from chasqui.request import Effect, Plan, Request, commands
+from chasqui.transport.request import Effect, Plan, Request, commands
 
 #: Entries read at a time: a few first, more while they are small.
 PAGE: Final = 500

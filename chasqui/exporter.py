@@ -12,14 +12,14 @@ from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from chasqui import retention
 from chasqui.blocking import BlockingConnection
-from chasqui.config import AnyCredentialProvider, Endpoint
+from chasqui.model.config import AnyCredentialProvider, Endpoint
 from chasqui.errors import ChasquiError
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics.prometheus import QueueCollector, QueueReading, ReaderReading
 from chasqui.plans import Counts, Plans
-from chasqui.repeatables import scored
-from chasqui.request import Effect, Plan, commands
-from chasqui.retention import Log
+from chasqui.timed.repeatables import scored
+from chasqui.transport.request import Effect, Plan, commands
+from chasqui.managing.retention import Log
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any, Final
 
 from chasqui import scripts
-from chasqui.connection import Connection
-from chasqui.keys import Keys
-from chasqui.request import Effect, commands
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, commands
 
 #: How long a lease lasts that is not renewed.
 LEASE_TTL_S: Final = 5

@@ -24,8 +24,8 @@ from chasqui.adding import (
     Numbering,
     check_all,
 )
-from chasqui.config import MAX_COUNT
-from chasqui.durable import confirmed, wait_words
+from chasqui.model.config import MAX_COUNT
+from chasqui.producing.durable import confirmed, wait_words
 from chasqui.errors import (
     NotSupportedError,
     PayloadError,
@@ -33,9 +33,9 @@ from chasqui.errors import (
     QueueFullError,
     ServerError,
 )
-from chasqui.keys import Keys, check_text, shown
-from chasqui.request import Effect, Plan, Request, commands
-from chasqui.server import warn_if_early
+from chasqui.model.keys import Keys, check_text, shown
+from chasqui.transport.request import Effect, Plan, Request, commands
+from chasqui.transport.server import warn_if_early
 
 #: Results that one command asks for: a server takes a million words, and is held up by fewer.
 MGET_KEYS: Final = 5000

@@ -8,14 +8,14 @@ from typing import Any, Final, TypeVar
 from chasqui import dlq, repeatables
 from chasqui._core.options import UNIQUE
 from chasqui.adding import CHUNK_BYTES, PLAIN, Batch, check_request_timeout
-from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
-from chasqui.connection import REQUEST_TIMEOUT_S, Connection
-from chasqui.drafts import check_max_delay, due_at, due_of, retry_of
+from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
+from chasqui.transport.connection import REQUEST_TIMEOUT_S, Connection
+from chasqui.producing.job_options import check_max_delay, due_at, due_of, retry_of
 from chasqui.errors import ClosedError, OutcomeUnknownError, PayloadTooLargeError
-from chasqui.job import Job
-from chasqui.keys import Keys, check_job_id, check_job_name, shown
+from chasqui.model.job import Job
+from chasqui.model.keys import Keys, check_job_id, check_job_name, shown
 from chasqui.plans import Plans
-from chasqui.request import Plan
+from chasqui.transport.request import Plan
 
 T = TypeVar("T")
 

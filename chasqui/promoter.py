@@ -17,17 +17,17 @@ from typing import Any, Final
 from chasqui import scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
-from chasqui.config import MAX_MS, CredentialProvider, check_int
-from chasqui.connection import Connection
-from chasqui.consumers import Sweeper
-from chasqui.duty import Duty, Standalone
+from chasqui.model.config import MAX_MS, CredentialProvider, check_int
+from chasqui.transport.connection import Connection
+from chasqui.managing.consumers import Sweeper
+from chasqui.timed.leader_loop import Duty, Standalone
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.events import DLQ, WAITING
-from chasqui.keys import EVENT_ATTEMPT, EVENT_CREATED, REASON, Keys, check_text
+from chasqui.events.writer import DLQ, WAITING
+from chasqui.model.keys import EVENT_ATTEMPT, EVENT_CREATED, REASON, Keys, check_text
 from chasqui.leader import LEASE_TTL_S, Bell, Lease
 from chasqui.metrics import DlqRouted, LockOutcome, MetricsSink, PromoterTick, guard
-from chasqui.request import Effect, Request, commands
-from chasqui.retention import Log, Trimmer
+from chasqui.transport.request import Effect, Request, commands
+from chasqui.managing.retention import Log, Trimmer
 
 logger = logging.getLogger(__name__)
 

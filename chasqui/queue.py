@@ -19,21 +19,21 @@ from chasqui.adding import (
     OnFull,
     full_waits_s,
 )
-from chasqui.config import CredentialProvider
-from chasqui.connection import REQUEST_TIMEOUT_S, Connection
+from chasqui.model.config import CredentialProvider
+from chasqui.transport.connection import REQUEST_TIMEOUT_S, Connection
 from chasqui.dlq import DeadJob, Selection
-from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.durable_connection import DurableConnection
-from chasqui.ends import GRACE_LOOKS, GRACE_S, JobEnds, added_ms, raise_if_dead
+from chasqui.producing.job_options import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.producing.shared_wait import DurableConnection
+from chasqui.events.job_end_watcher import GRACE_LOOKS, GRACE_S, JobEnds, added_ms, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
-from chasqui.job import Job, RepeatableMeta
-from chasqui.keys import DEFAULT_GROUP, check_job_id, check_job_name, check_queue_name
+from chasqui.model.job import Job, RepeatableMeta
+from chasqui.model.keys import DEFAULT_GROUP, check_job_id, check_job_name, check_queue_name
 from chasqui.plans import Counts as Counts
 from chasqui.plans import ResultWait
 from chasqui.producer import Producer
-from chasqui.request import Plan
-from chasqui.retention import Log, Retention
-from chasqui.tracing import Tracing, add, check_tracing
+from chasqui.transport.request import Plan
+from chasqui.managing.retention import Log, Retention
+from chasqui.producing.tracing import Tracing, add, check_tracing
 
 T = TypeVar("T")
 

@@ -22,22 +22,22 @@ from chasqui.adding import (
     full_waits_s,
 )
 from chasqui.blocking import BlockingConnection
-from chasqui.config import AnyCredentialProvider, Endpoint, check_credential_provider
+from chasqui.model.config import AnyCredentialProvider, Endpoint, check_credential_provider
 from chasqui.dlq import DeadJob, Selection
-from chasqui.drafts import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
-from chasqui.durable_connection import BlockingDurableConnection
-from chasqui.ends import GRACE_LOOKS, GRACE_S, raise_if_dead
+from chasqui.producing.job_options import BackoffLike, DelayMsLike, JobEntry, MissedFiresLike, RepeatLike
+from chasqui.producing.shared_wait import BlockingDurableConnection
+from chasqui.events.job_end_watcher import GRACE_LOOKS, GRACE_S, raise_if_dead
 from chasqui.errors import ClosedError, QueueFullError
-from chasqui.follower import Follower
-from chasqui.job import Job, RepeatableMeta
-from chasqui.keys import DEFAULT_GROUP, Keys, check_job_id
+from chasqui.events.blocking_job_end_watcher import Follower
+from chasqui.model.job import Job, RepeatableMeta
+from chasqui.model.keys import DEFAULT_GROUP, Keys, check_job_id
 from chasqui.plans import Counts, Plans, ResultWait
-from chasqui.policy import REQUEST_TIMEOUT_S
-from chasqui.queue_events import CLIENT_NAME
-from chasqui.queue_events import BlockingQueueEvents as QueueEvents
-from chasqui.request import Plan
-from chasqui.retention import Log, Retention
-from chasqui.tracing import Tracing, add, check_tracing
+from chasqui.transport.recovery import REQUEST_TIMEOUT_S
+from chasqui.events.stream import CLIENT_NAME
+from chasqui.events.stream import BlockingQueueEvents as QueueEvents
+from chasqui.transport.request import Plan
+from chasqui.managing.retention import Log, Retention
+from chasqui.producing.tracing import Tracing, add, check_tracing
 
 __all__ = ["Queue", "QueueEvents"]
 

@@ -8,19 +8,19 @@ from typing import Any, Self, TypeAlias
 
 from chasqui import payload
 from chasqui._core.entry import Entry
-from chasqui.config import CredentialProvider, Endpoint, check_credential_provider
+from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.consumer import Engine, Health
 from chasqui.consumer.config import ConsumerConfig, make_config
 from chasqui.consumer.dispatcher import UnreadableError
-from chasqui.consumer.handlers import Handlers
-from chasqui.consumer.traced import TracedHandlers
-from chasqui.duty import Duty
-from chasqui.job import Job
-from chasqui.keys import Keys
+from chasqui.consuming.handlers import Handlers
+from chasqui.consuming.traced import TracedHandlers
+from chasqui.timed.leader_loop import Duty
+from chasqui.model.job import Job
+from chasqui.model.keys import Keys
 from chasqui.metrics import MetricsSink
 from chasqui.promoter import PromoterConfig, PromoterDuty
-from chasqui.scheduler import SchedulerConfig, SchedulerDuty
-from chasqui.tracing import Tracing
+from chasqui.timed.scheduler import SchedulerConfig, SchedulerDuty
+from chasqui.producing.tracing import Tracing
 
 #: What runs a job: a coroutine function, or a plain one, which runs in a thread.
 Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from chasqui.consumer.appetite import Appetite
+from chasqui.consuming.appetite import Appetite
 
 
 def hoard(patch: Callable[[type, str, Any], None] = setattr) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import redis
 
 from chasqui._core.envelope import decode_delayed_member, decode_envelope
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
-from chasqui.payload import decode
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.model.payload import decode
 from tests.facts import Fact, Ledger
 
 _IS_MISSING = re.compile("NOGROUP|no such key")

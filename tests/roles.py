@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui.config import Endpoint, Secret
-from chasqui.policy import Introduction
-from chasqui.server import handshake
+from chasqui.model.config import Endpoint, Secret
+from chasqui.transport.recovery import Introduction
+from chasqui.transport.server import handshake
 from tests.servers import KINDS, Server
 
 OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"

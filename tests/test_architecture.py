@@ -118,14 +118,14 @@ def test_the_rules_see_imports_of_every_form(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "consumer").mkdir()
     file = tmp_path / "consumer" / "reader.py"
     forms = {
-        "import chasqui.keys": ["keys"],
+        "import chasqui.model.keys": ["keys"],
         "import chasqui": ["__init__"],
         "from chasqui import keys, Queue": ["keys", "__init__"],
-        "from chasqui.keys import Keys": ["keys"],
+        "from chasqui.model.keys import Keys": ["keys"],
         "from ..keys import Keys": ["keys"],
         "from .. import keys": ["keys"],
         "from . import acker": ["consumer"],
-        "def f():\n    from chasqui.keys import Keys": ["keys"],
+        "def f():\n    from chasqui.model.keys import Keys": ["keys"],
         "import json": [],
     }
     for source, expected in forms.items():

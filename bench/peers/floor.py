@@ -14,7 +14,7 @@ from bench.peers.limit import Limit, Wire, frames
 from bench.peers.meter import Meter
 from chasqui import scripts
 from chasqui.adding import ulids
-from chasqui.job import Job, job_slots
+from chasqui.model.job import Job, job_slots
 
 
 def bulk(url: str, n: int, size: int, body_bytes: int = 0) -> Data:

@@ -19,9 +19,9 @@ from bench.peers.harness import PAYLOAD, Data, Unsupported
 from bench.peers.meter import Meter
 from chasqui import drafts, scripts
 from chasqui.adding import PLAIN
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.plans import Plans
-from chasqui.request import Request
+from chasqui.transport.request import Request
 
 READ = 1000
 

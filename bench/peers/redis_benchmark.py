@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from bench.peers.meter import Meter, ServerInfo
 from bench.peers.tasks import Data
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.servers import tool
 
 #: As long as the envelope of a job with the usual payload: arguments cannot hold its zero bytes.

@@ -16,7 +16,7 @@ from chasqui.cli.output import show
 from chasqui.cli.run import on_queue
 from chasqui.errors import OutcomeUnknownError
 from chasqui.queue import Queue
-from chasqui.words import count
+from chasqui.model.words import count
 
 #: Jobs that are sent, and confirmed, together.
 _BULK = 1000

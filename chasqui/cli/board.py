@@ -8,14 +8,14 @@ from chasqui import dlq
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui.cli.facts import History, look
 from chasqui.cli.queues import find_queues
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.consumers import HANDED_BACK_MS
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
+from chasqui.managing.consumers import HANDED_BACK_MS
 from chasqui.dlq import DeadJob
 from chasqui.errors import NotSupportedError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from chasqui.plans import Plans
-from chasqui.request import Effect, commands
+from chasqui.transport.request import Effect, commands
 
 #: How often to look for new queues: that goes through all keys of the server.
 FIND_EVERY_S: Final = 10.0

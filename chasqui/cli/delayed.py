@@ -9,10 +9,10 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, show_all
 from chasqui.cli.run import on_queue, on_server
-from chasqui.connection import Connection
-from chasqui.keys import Keys
-from chasqui.repeatables import scored
-from chasqui.request import Effect
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
+from chasqui.timed.repeatables import scored
+from chasqui.transport.request import Effect
 
 app = typer.Typer(
     help="Jobs that wait for their time, retries included.",

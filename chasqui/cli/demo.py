@@ -23,9 +23,9 @@ from chasqui.cli.options import AsJson, OwnRedisUrl
 from chasqui.cli.output import show
 from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import report_of_run, spark_is_there
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.errors import ChasquiError, UnrecoverableError
-from chasqui.job import BackoffSpec, Job
+from chasqui.model.job import BackoffSpec, Job
 from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
 from chasqui.queue import Queue
 from chasqui.worker import Worker

@@ -11,11 +11,11 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes, moment
 from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.run import on_queue
-from chasqui.config import MAX_COUNT
+from chasqui.model.config import MAX_COUNT
 from chasqui.dlq import DeadJob
 from chasqui.errors import PayloadError
 from chasqui.queue import Queue
-from chasqui.words import count
+from chasqui.model.words import count
 
 app = typer.Typer(
     help="Jobs that failed for good: the dead-letter queue.",

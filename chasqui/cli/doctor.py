@@ -14,12 +14,12 @@ from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.rights import Rights, rights
 from chasqui.cli.run import on_server
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.keys import Keys
-from chasqui.request import Effect, commands
-from chasqui.retention import Log, LogReader
-from chasqui.server import ServerProfile
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, commands
+from chasqui.managing.retention import Log, LogReader
+from chasqui.transport.server import ServerProfile
 
 #: Pings by which the latency is judged.
 _PINGS = 50

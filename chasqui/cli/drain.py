@@ -12,10 +12,10 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
 from chasqui.cli.output import show
 from chasqui.cli.run import on_server
-from chasqui.connection import Connection
-from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.request import Effect, Plan, Request, commands
-from chasqui.words import count
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui.transport.request import Effect, Plan, Request, commands
+from chasqui.model.words import count
 
 #: Jobs deleted together.
 _PAGE = 500

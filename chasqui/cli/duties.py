@@ -10,10 +10,10 @@ import typer
 from chasqui.cli import logs
 from chasqui.cli.options import RedisUrl
 from chasqui.cli.run import until_signal
-from chasqui.duty import Standalone
+from chasqui.timed.leader_loop import Standalone
 from chasqui.promoter import Promoter
-from chasqui.scheduler import Scheduler
-from chasqui.words import count
+from chasqui.timed.scheduler import Scheduler
+from chasqui.model.words import count
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from chasqui.cli.known import must_exist, tell, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, escaped, print_json_line
 from chasqui.cli.run import connection_to, until_signal
-from chasqui.event_log import GAP, EventLog, QueueEvent, parse_event
-from chasqui.keys import Keys
-from chasqui.queue_events import QueueEvents
-from chasqui.request import Effect
+from chasqui.events.log import GAP, EventLog, QueueEvent, parse_event
+from chasqui.model.keys import Keys
+from chasqui.events.stream import QueueEvents
+from chasqui.transport.request import Effect
 
 _PAGE = 1000
 _YEAR_9999_MS = 253_370_764_800_000

@@ -10,7 +10,7 @@ from chasqui.cli.options import Group, RedisUrl
 from chasqui.cli.output import tell_url
 from chasqui.cli.run import until_signal
 from chasqui.errors import NotSupportedError
-from chasqui.keys import DEFAULT_GROUP
+from chasqui.model.keys import DEFAULT_GROUP
 
 
 def exporter(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chasqui._core.reply import ReplyError
-from chasqui.connection import Connection
-from chasqui.keys import Keys
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
 from chasqui.plans import Plans
 from chasqui.queue import Counts
-from chasqui.repeatables import scored
-from chasqui.request import Effect, commands
-from chasqui.server import mapping, mappings, uptime_s
+from chasqui.timed.repeatables import scored
+from chasqui.transport.request import Effect, commands
+from chasqui.transport.server import mapping, mappings, uptime_s
 
 #: Moments that are remembered: a minute, at a look per second.
 HISTORY: Final = 60

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-from chasqui.supervisor import Supervisor
+from chasqui.running.supervisor import Supervisor
 from chasqui.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
-from chasqui.connection import Connection
-from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.retention import Log, Retention
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui.managing.retention import Log, Retention
 
 
 def inspect(

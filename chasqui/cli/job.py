@@ -15,13 +15,13 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, show
 from chasqui.cli.run import on_server
-from chasqui.consumers import HANDED_BACK_MS
+from chasqui.managing.consumers import HANDED_BACK_MS
 from chasqui.errors import PayloadError
-from chasqui.event_log import QueueEvent, parse_event
-from chasqui.job import drawn_ms
-from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.repeatables import scored
-from chasqui.request import Effect, Plan, commands
+from chasqui.events.log import QueueEvent, parse_event
+from chasqui.model.job import drawn_ms
+from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui.timed.repeatables import scored
+from chasqui.transport.request import Effect, Plan, commands
 
 _PAGE = 1000
 # It is shown, not run: whatever its size.

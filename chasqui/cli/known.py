@@ -5,11 +5,11 @@ import typer
 from chasqui.cli.output import escaped, show
 from chasqui.cli.queues import find_queues
 from chasqui.cli.run import on_server
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.keys import Keys
-from chasqui.request import Effect
-from chasqui.words import meant, near
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect
+from chasqui.model.words import meant, near
 
 
 def must_exist(queue: str, redis_url: str | None, *, as_json: bool) -> None:

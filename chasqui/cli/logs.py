@@ -17,12 +17,12 @@ import typer
 from chasqui.cli.output import escaped, to_json
 from chasqui.consumer import processes
 from chasqui.consumer.holdings import running_slot
-from chasqui.job import Job
+from chasqui.model.job import Job
 
 _OURS: Final = "chasqui"
 #: What is not worth a line above the output of each command: advice about the server, which
 #: `doctor` gives, and a lost server, of which the command itself tells.
-_NOT_IN_BRIEF: Final = ("chasqui.server", "chasqui.policy")
+_NOT_IN_BRIEF: Final = ("chasqui.transport.server", "chasqui.transport.recovery")
 #: What a record has before anybody gave it fields of his own.
 _STANDARD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
 

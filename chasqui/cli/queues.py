@@ -7,12 +7,12 @@ import typer
 from chasqui.cli.options import AsJson, Group, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.run import on_server
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.errors import NotSupportedError, ServerError
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.plans import Plans
 from chasqui.queue import Counts
-from chasqui.request import Effect, Plan, commands
+from chasqui.transport.request import Effect, Plan, commands
 
 _COLUMNS = ("queue", "waiting", "pending", "delayed", "dlq", "repeatable", "paused")
 #: What stands before and behind a queue's name in each of its keys.

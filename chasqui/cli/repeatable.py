@@ -20,13 +20,13 @@ from chasqui.cli.options import (
 )
 from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.run import on_queue, on_server
-from chasqui.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
-from chasqui.keys import FIRED, SPEC, Keys
+from chasqui.model.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.model.keys import FIRED, SPEC, Keys
 from chasqui.queue import Queue
-from chasqui.repeat import RepeatSpec, RepeatSpecError
-from chasqui.repeatables import scored
-from chasqui.request import Effect, Plan, commands
-from chasqui.words import meant, near
+from chasqui.timed.spec import RepeatSpec, RepeatSpecError
+from chasqui.timed.repeatables import scored
+from chasqui.transport.request import Effect, Plan, commands
+from chasqui.model.words import meant, near
 
 app = typer.Typer(
     help="Jobs that fire again and again.",

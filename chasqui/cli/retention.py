@@ -10,7 +10,7 @@ from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import show, show_all
 from chasqui.cli.run import on_queue
 from chasqui.queue import Queue
-from chasqui.retention import Retention
+from chasqui.managing.retention import Retention
 
 _COLUMNS = ("reader", "behind", "behind ms", "lost", "position", "hold", "alive ms")
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from chasqui import scripts
 from chasqui._core.reply import ReplyError
-from chasqui.keys import DEFAULT_GROUP, Keys
-from chasqui.request import Effect, Plan, Script, commands
+from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui.transport.request import Effect, Plan, Script, commands
 
 #: Parts, each with the scripts that it runs and the commands that it sends, in the ACL's words.
 ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from textual.widgets import DataTable, Footer, Static
 from chasqui.cli.board import Board, Details
 from chasqui.cli.facts import Facts, History, sparkline
 from chasqui.cli.output import at_ms, cell, escaped
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.errors import ChasquiError, OutcomeUnknownError, UnreachableError
-from chasqui.words import count
+from chasqui.model.words import count
 
 _QUEUE_COLUMNS = ("queue", "waiting", "pending", "delayed", "dead", "in/s", "out/s", "depth", "")
 _SPARK_WIDTH = 12

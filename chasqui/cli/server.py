@@ -13,7 +13,7 @@ import typer
 from chasqui import embedded
 from chasqui.cli import logs
 from chasqui.cli.output import tell_url
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.errors import EmbeddedServerError
 
 

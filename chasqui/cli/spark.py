@@ -34,7 +34,7 @@ from chasqui.cli.spark_run import (
 )
 from chasqui.cli.spark_txn import txn_app
 from chasqui.errors import ChasquiError
-from chasqui.words import count
+from chasqui.model.words import count
 
 app = typer.Typer(
     help="Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from chasqui.spark.losses import Loss
+    from chasqui.spark.archiving.losses import Loss
 
 logger = logging.getLogger(__name__)
 

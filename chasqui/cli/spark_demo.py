@@ -21,9 +21,9 @@ from chasqui.cli.output import show
 from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import Progress, SparkRun, on_queue
 from chasqui.errors import ChasquiError, UnrecoverableError
-from chasqui.job import Job
+from chasqui.model.job import Job
 from chasqui.sync import Queue
-from chasqui.words import count
+from chasqui.model.words import count
 from chasqui.worker import Worker
 
 #: Names the tour's queue to its worker processes.

@@ -14,13 +14,13 @@ from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.spark_files import HELP, data_set, load
 from chasqui.cli.spark_run import Conf, Master, Progress, SparkRun, on_queue, say, server_options
 from chasqui.errors import ChasquiError, QueueFullError, UnreachableError
-from chasqui.request import Effect
-from chasqui.words import count
+from chasqui.transport.request import Effect
+from chasqui.model.words import count
 
 if TYPE_CHECKING:
     from chasqui.spark.options import Options
-    from chasqui.spark.sink import Enqueued
-    from chasqui.spark.txn import Step
+    from chasqui.spark.writing.writers import Enqueued
+    from chasqui.spark.writing.transaction import Step
 
 #: The exit code of --fail-if-written.
 WRITTEN: Final = 3
@@ -76,7 +76,7 @@ def enqueue(
     if txn_version is not None and txn is None:
         raise ValueError("--txn-version needs --txn")
     from chasqui.spark.options import Options
-    from chasqui.spark.sink import finish_earlier
+    from chasqui.spark.writing.writers import finish_earlier
 
     given = {
         "queue": queue,
@@ -139,7 +139,7 @@ class Far:
         self._step = step
 
     def __call__(self) -> str:
-        from chasqui.spark.backlog import waiting_line
+        from chasqui.spark.writing.backlog import waiting_line
 
         if (step := self._step) is not None:
             line = f"{step.published:,} of {step.jobs:,} published"
@@ -232,8 +232,8 @@ def how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> 
     if not options.queue:
         return again if txn else "chasqui spark txn list shows what is left to be published"
     assert options.txn_app_id is not None
-    from chasqui.spark.records import read_record
-    from chasqui.spark.txn import forget
+    from chasqui.spark.writing.records import read_record
+    from chasqui.spark.writing.transaction import forget
 
     try:
         with on_queue(options.queue[0], redis_url) as (connection, keys):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Any, Final
 
 from chasqui.errors import ChasquiError
-from chasqui.words import meant
+from chasqui.model.words import meant
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 #: A condition of Spark's, such as [UNRESOLVED_COLUMN.WITH_SUGGESTION], before its text.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Those whose tables chasqui.spark.tables knows, and those that Spark alone does.
+#: Those whose tables chasqui.spark.archiving.tables knows, and those that Spark alone does.
 _TABLES: Final = ("parquet", "delta", "iceberg")
 _FILES: Final = ("json", "csv", "orc")
 #: Variables by which Spark may take a mere path for one of another file system.
@@ -38,7 +38,7 @@ def is_missing(path: str, conf: Mapping[str, str]) -> bool:
 def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":
     """A data set; the first line of CSV has the names."""
     if kind in _TABLES:
-        from chasqui.spark.tables import tables_of
+        from chasqui.spark.archiving.tables import tables_of
 
         return tables_of(spark, kind, path).read(path)
     options: dict[str, Any] = {"header": True, "inferSchema": True} if kind == "csv" else {}
@@ -48,7 +48,7 @@ def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":
 def save(df: "DataFrame", kind: str, path: str) -> int:
     """Write rows where nothing is yet; how many there are then."""
     if kind in _TABLES:
-        from chasqui.spark.tables import tables_of
+        from chasqui.spark.archiving.tables import tables_of
 
         tables = tables_of(df.sparkSession, kind, path)
         tables.create(path, df)

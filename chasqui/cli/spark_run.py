@@ -22,14 +22,14 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.output import show, show_all
 from chasqui.cli.spark_errors import explained_start, hush, in_words
 from chasqui.cli.spark_files import is_missing
-from chasqui.config import DEFAULT_URL, Endpoint
+from chasqui.model.config import DEFAULT_URL, Endpoint
 from chasqui.errors import ChasquiError, NotSupportedError
-from chasqui.keys import Keys
-from chasqui.retention import Log
+from chasqui.model.keys import Keys
+from chasqui.managing.retention import Log
 from chasqui.spark.options import TABLES
 from chasqui.spark.sessions import is_connect
-from chasqui.spark.values import queue_names
-from chasqui.words import count, meant, near
+from chasqui.spark.option_values import queue_names
+from chasqui.model.words import count, meant, near
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -269,8 +269,8 @@ def events_of(
     """Events from the archive, or those that the queues have now; says on stderr which are gone."""
     from pyspark.sql import functions as F
 
-    from chasqui.spark.html import missing
-    from chasqui.spark.reports import events_now
+    from chasqui.spark.reporting.html import missing
+    from chasqui.spark.reporting.report import events_now
 
     if archive_dir is not None:
         events = archived(spark, queue, archive_dir)
@@ -359,8 +359,8 @@ class on_queue:
 
 def server_facts(redis_url: str | None) -> str:
     """What the server is, and how long its events last."""
-    from chasqui.spark.batch import describe
-    from chasqui.spark.link import queues_of
+    from chasqui.spark.reading.batch import describe
+    from chasqui.spark.connections import queues_of
     from chasqui.spark.options import Options
 
     options = Options.parse({"table": "queues", **server_options(redis_url)}, "r")

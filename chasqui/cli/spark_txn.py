@@ -13,11 +13,11 @@ from chasqui.cli.queues import find_queues
 from chasqui.cli.spark_enqueue import Far, MaxBacklog, OnBacklog, interrupted
 from chasqui.cli.spark_run import Progress, on_queue, say
 from chasqui.errors import ChasquiError, NotSupportedError, QueueFullError
-from chasqui.keys import Keys, check_queue_name
-from chasqui.words import count, meant, near
+from chasqui.model.keys import Keys, check_queue_name
+from chasqui.model.words import count, meant, near
 
 if TYPE_CHECKING:
-    from chasqui.spark.records import Record, Stage
+    from chasqui.spark.writing.records import Record, Stage
 
 txn_app = typer.Typer(
     help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
@@ -90,7 +90,7 @@ def _recorded(record: "Record") -> tuple[Any, ...]:
 
 
 def _stages(connection: BlockingConnection, keys: Keys, app_id: str) -> "list[Stage]":
-    from chasqui.spark.records import read_stages
+    from chasqui.spark.writing.records import read_stages
 
     return connection.run(read_stages(keys, app_id))
 
@@ -122,9 +122,9 @@ def txn_resume(
 
     Example: chasqui spark txn resume --queue orders orders-2026-01-31
     """
-    from chasqui.spark.backlog import Backlog
+    from chasqui.spark.writing.backlog import Backlog
     from chasqui.spark.options import Options
-    from chasqui.spark.txn import Transaction
+    from chasqui.spark.writing.transaction import Transaction
 
     given = {"queue": queue, "onBacklog": on_backlog}
     if max_backlog is not None:
@@ -174,7 +174,7 @@ def txn_discard(
 
     Example: chasqui spark txn discard --queue orders orders-2026-01-31 --yes
     """
-    from chasqui.spark.txn import forget
+    from chasqui.spark.writing.transaction import forget
 
     with on_queue(queue, redis_url) as (connection, keys):
         record = _find(connection, keys, app_id, redis_url, as_json)

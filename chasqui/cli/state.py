@@ -11,7 +11,7 @@ from chasqui.cli.output import show
 from chasqui.cli.run import on_queue
 from chasqui.errors import NotSupportedError
 from chasqui.queue import Counts, Queue
-from chasqui.words import count
+from chasqui.model.words import count
 
 
 def pause(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:

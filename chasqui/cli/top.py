@@ -13,9 +13,9 @@ from chasqui.cli.known import must_exist
 from chasqui.cli.options import Group, RedisUrl
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.errors import NotSupportedError
-from chasqui.keys import DEFAULT_GROUP, check_queue_name
+from chasqui.model.keys import DEFAULT_GROUP, check_queue_name
 
 
 def top(

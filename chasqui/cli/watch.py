@@ -13,7 +13,7 @@ from chasqui.cli.known import tell_if_new
 from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
 from chasqui.cli.output import as_names, cell, print_json_line
 from chasqui.cli.run import connection_to, until_signal
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 
 if TYPE_CHECKING:
     from rich.table import Table

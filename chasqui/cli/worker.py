@@ -9,8 +9,8 @@ import typer
 from chasqui import runner
 from chasqui.cli import health, logs
 from chasqui.cli.options import RedisUrl
-from chasqui.runner import Recycle
-from chasqui.supervisor import Supervisor
+from chasqui.running.process import Recycle
+from chasqui.running.supervisor import Supervisor
 
 
 def worker(

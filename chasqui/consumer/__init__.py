@@ -15,29 +15,29 @@ from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui._version import VERSION
 from chasqui.blocking import BlockingConnection
-from chasqui.config import CredentialProvider, Endpoint
-from chasqui.connection import Connection
+from chasqui.model.config import CredentialProvider, Endpoint
+from chasqui.transport.connection import Connection
 from chasqui.consumer.acker import Acker
-from chasqui.consumer.batch import BatchDispatcher
+from chasqui.consuming.batches import BatchDispatcher
 from chasqui.consumer.config import ConsumerConfig
 from chasqui.consumer.dispatcher import Dispatcher
-from chasqui.consumer.handlers import Handlers
-from chasqui.consumer.heartbeat import Heartbeat
-from chasqui.consumer.history import History
+from chasqui.consuming.handlers import Handlers
+from chasqui.consuming.heartbeat import Heartbeat
+from chasqui.consuming.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.reader import Reader, release
 from chasqui.consumer.relocator import Relocator
-from chasqui.consumers import leave
-from chasqui.duty import Duty
+from chasqui.managing.consumers import leave
+from chasqui.timed.leader_loop import Duty
 from chasqui.errors import ChasquiError, NotSupportedError
-from chasqui.events import EventWriter
-from chasqui.keys import Keys
-from chasqui.link import in_thread_or_here
+from chasqui.events.writer import EventWriter
+from chasqui.model.keys import Keys
+from chasqui.transport.link import in_thread_or_here
 from chasqui.metrics import MetricsSink, guard
-from chasqui.policy import Search
-from chasqui.request import Effect, commands
-from chasqui.server import eviction_policy
-from chasqui.words import count
+from chasqui.transport.recovery import Search
+from chasqui.transport.request import Effect, commands
+from chasqui.transport.server import eviction_policy
+from chasqui.model.words import count
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import cut, evalsha, xackdel, xadd_run_event
 from chasqui._core.entry import Entry
 from chasqui._core.reply import INCOMPLETE, ReplyError, ReplyReader
-from chasqui.connection import Connection
-from chasqui.consumer.complaints import Complaints
-from chasqui.consumer.history import History
+from chasqui.transport.connection import Connection
+from chasqui.consuming.throttled_log import Complaints
+from chasqui.consuming.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.errors import AuthenticationError, ServerError
-from chasqui.events import COMPLETED, EventWriter
-from chasqui.keys import (
+from chasqui.events.writer import COMPLETED, EventWriter
+from chasqui.model.keys import (
     EVENT_ATTEMPT,
     EVENT_CREATED,
     EVENT_DURATION_US,
@@ -36,8 +36,8 @@ from chasqui.keys import (
     Keys,
 )
 from chasqui.metrics import JobOutcome, MetricsSink, OutcomeKind
-from chasqui.request import Effect, Request
-from chasqui.server import ServerProfile, exception_for
+from chasqui.transport.request import Effect, Request
+from chasqui.transport.server import ServerProfile, exception_for
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chasqui.config import MAX_COUNT, MAX_MS, check_int
-from chasqui.consumer.decide import Limits
-from chasqui.keys import DEFAULT_GROUP, check_text, shown
+from chasqui.model.config import MAX_COUNT, MAX_MS, check_int
+from chasqui.consuming.fate import Limits
+from chasqui.model.keys import DEFAULT_GROUP, check_text, shown
 
 #: How long an entry may sit without a sign of life before another consumer takes it over. A
 #: heartbeat renews it at a third of that, so it says how fast a crash is noticed, not how long a

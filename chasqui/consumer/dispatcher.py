@@ -15,9 +15,9 @@ from typing import Any, Final
 from chasqui import clock
 from chasqui._core.entry import Entry
 from chasqui.consumer.acker import Acker
-from chasqui.consumer.complaints import Complaints
+from chasqui.consuming.throttled_log import Complaints
 from chasqui.consumer.config import ConsumerConfig
-from chasqui.consumer.decide import (
+from chasqui.consuming.fate import (
     DECODE_FAILED,
     GONE,
     UNRECOVERABLE,
@@ -28,11 +28,11 @@ from chasqui.consumer.decide import (
     on_arrival,
     on_failure,
 )
-from chasqui.consumer.handlers import Handlers
+from chasqui.consuming.handlers import Handlers
 from chasqui.consumer.holdings import Holdings, Slot
 from chasqui.consumer.moves import Move
 from chasqui.consumer.relocator import Relocator
-from chasqui.consumer.runs import (
+from chasqui.consuming.runs import (
     NotBegunError,
     current_task,
     described,
@@ -41,9 +41,9 @@ from chasqui.consumer.runs import (
     traceback_of,
     within,
 )
-from chasqui.consumers import HANDED_BACK_MS
+from chasqui.managing.consumers import HANDED_BACK_MS
 from chasqui.errors import LeaseLostError, PayloadError, Retry, UnrecoverableError
-from chasqui.events import EventWriter
+from chasqui.events.writer import EventWriter
 from chasqui.metrics import (
     DlqRouted,
     JobOutcome,
@@ -52,7 +52,7 @@ from chasqui.metrics import (
     ReaderBatch,
     RetryScheduled,
 )
-from chasqui.words import count, some
+from chasqui.model.words import count, some
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from chasqui import events, scripts
 from chasqui._core.entry import Entry
 from chasqui._core.envelope import encode_delayed_member
 from chasqui._core.payload import pack
-from chasqui.keys import (
+from chasqui.model.keys import (
     ATTEMPTS,
     CONSUMER,
     DETAIL,
@@ -31,8 +31,8 @@ from chasqui.keys import (
     TRACEPARENT,
     Keys,
 )
-from chasqui.request import Effect, Request
-from chasqui.tracing import carried_by
+from chasqui.transport.request import Effect, Request
+from chasqui.producing.tracing import carried_by
 
 #: What the scripts answer for an entry that was moved.
 MOVED: Final = ord("1")

@@ -16,23 +16,23 @@ from chasqui import clock, scripts
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xreadgroup
 from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.connection import Connection
-from chasqui.consumer.appetite import Appetite
-from chasqui.consumer.complaints import Complaints
+from chasqui.transport.connection import Connection
+from chasqui.consuming.appetite import Appetite
+from chasqui.consuming.throttled_log import Complaints
 from chasqui.consumer.config import MAX_READ, PREFETCH_BYTES, ConsumerConfig
-from chasqui.consumer.decide import GONE, LEFT
+from chasqui.consuming.fate import GONE, LEFT
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.mercy import Mercy
-from chasqui.consumer.standing import MOST, Standing
-from chasqui.consumers import join
+from chasqui.consuming.standing import MOST, Standing
+from chasqui.managing.consumers import join
 from chasqui.errors import (
     ChasquiError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
 )
-from chasqui.keys import Keys
-from chasqui.request import Effect, Request, commands
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, Request, commands
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from chasqui._core.command import cut
-from chasqui.connection import Connection
-from chasqui.consumer.complaints import Complaints
-from chasqui.consumer.history import History
+from chasqui.transport.connection import Connection
+from chasqui.consuming.throttled_log import Complaints
+from chasqui.consuming.history import History
 from chasqui.consumer.holdings import Holdings
 from chasqui.consumer.moves import MOVED, Move, bury, retry
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.events import EventWriter
-from chasqui.keys import Keys
-from chasqui.request import Request
+from chasqui.events.writer import EventWriter
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Request
 
 logger = logging.getLogger(__name__)
 

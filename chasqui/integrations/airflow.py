@@ -13,11 +13,11 @@ from urllib.parse import quote, urlencode
 
 from chasqui import Queue, sync
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
-from chasqui.connection import Connection as AsyncConnection
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection as AsyncConnection
 from chasqui.errors import JobFailedError
 from chasqui.integrations.places import Standing, standing
-from chasqui.keys import Keys, check_job_id, check_queue_name
+from chasqui.model.keys import Keys, check_job_id, check_queue_name
 from chasqui.plans import Counts
 
 try:

@@ -12,9 +12,9 @@ from typing import Any, Final
 from chasqui import dlq
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui.dlq import DeadJob
-from chasqui.job import drawn_ms
-from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, commands
+from chasqui.model.job import drawn_ms
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, Plan, commands
 
 _PAGE: Final = 1000
 # Only its id is of interest: whatever its size.

@@ -57,9 +57,9 @@ class OtelSink(MetricsSink):
         self._delayed = meter.create_gauge("chasqui.delayed.depth", "{job}")
         self._lag = meter.create_gauge("chasqui.promoter.lag", "s")
         self._lock = meter.create_counter("chasqui.promoter.lock", "{change}")
-        self._fired = meter.create_counter("chasqui.scheduler.fired", "{job}")
-        self._late = meter.create_counter("chasqui.scheduler.late", "{fire}")
-        self._fire_lag = meter.create_gauge("chasqui.scheduler.lag", "s")
+        self._fired = meter.create_counter("chasqui.timed.scheduler.fired", "{job}")
+        self._late = meter.create_counter("chasqui.timed.scheduler.late", "{fire}")
+        self._fire_lag = meter.create_gauge("chasqui.timed.scheduler.lag", "s")
 
     def promoter_tick(self, tick: PromoterTick, /) -> None:
         self._promoted.add(tick.promoted, self._own)
@@ -74,7 +74,7 @@ class OtelSink(MetricsSink):
         self._reclaimed.add(batch.reclaimed, self._own)
 
     def job_outcome(self, outcome: JobOutcome, /) -> None:
-        attributes = self._with({"chasqui.job.name": self._names.counted(outcome.name)})
+        attributes = self._with({"chasqui.model.job.name": self._names.counted(outcome.name)})
         if outcome.kind is OutcomeKind.OK:
             self._completed.add(1, attributes)
         else:
@@ -82,12 +82,12 @@ class OtelSink(MetricsSink):
         self._duration.record(outcome.handler_duration_us / 1e6, attributes)
 
     def retry_scheduled(self, retry: RetryScheduled, /) -> None:
-        self._retries.add(1, self._with({"chasqui.job.name": self._names.counted(retry.name)}))
+        self._retries.add(1, self._with({"chasqui.model.job.name": self._names.counted(retry.name)}))
         self._backoff.record(retry.backoff_ms / 1000, self._own)
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
         name = self._names.counted(routed.name)
-        facts = {"chasqui.job.name": name, "chasqui.dlq.reason": routed.reason}
+        facts = {"chasqui.model.job.name": name, "chasqui.dlq.reason": routed.reason}
         self._dlq.add(1, self._with(facts))
 
     def scheduler_tick(self, tick: SchedulerTick, /) -> None:
@@ -134,8 +134,8 @@ class OtelTracing:
         parent: Context | None = None
         linked = [one for contexts in carried for one in contexts]
         if len(jobs) == 1:
-            attributes["chasqui.job.name"] = jobs[0].name
-            attributes["chasqui.job.attempt"] = jobs[0].attempt + 1
+            attributes["chasqui.model.job.name"] = jobs[0].name
+            attributes["chasqui.model.job.attempt"] = jobs[0].attempt + 1
             if linked:
                 parent = _context(linked.pop(0))
         with self._tracer.start_as_current_span(

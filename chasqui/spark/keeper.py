@@ -11,19 +11,19 @@ from typing import Final
 
 from chasqui import scripts
 from chasqui.blocking import BlockingConnection
-from chasqui.consumers import join
+from chasqui.managing.consumers import join
 from chasqui.errors import ChasquiError, ServerError
-from chasqui.events import ACTIVE, COMPLETED
-from chasqui.keys import Keys
-from chasqui.request import Effect, Plan, commands
-from chasqui.retention import Log, Trimmer
-from chasqui.server import mappings
+from chasqui.events.writer import ACTIVE, COMPLETED
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, Plan, commands
+from chasqui.managing.retention import Log, Trimmer
+from chasqui.transport.server import mappings
 from chasqui.spark import corrupt, ranges
-from chasqui.spark.link import open_connection
+from chasqui.spark.connections import open_connection
 from chasqui.spark.options import Options
-from chasqui.spark.pace import Pace
-from chasqui.spark.promoting import Promoting
-from chasqui.spark.ranges import Mark, Place
+from chasqui.spark.reading.pacing import Pace
+from chasqui.spark.consuming.promoting import Promoting
+from chasqui.spark.reading.ranges import Mark, Place
 
 logger = logging.getLogger(__name__)
 

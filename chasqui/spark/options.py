@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from chasqui.config import DEFAULT_URL, Endpoint
-from chasqui.keys import DEFAULT_GROUP
-from chasqui.retention import check_reader
-from chasqui.spark.ddl import schema_text
-from chasqui.spark.values import (
+from chasqui.model.config import DEFAULT_URL, Endpoint
+from chasqui.model.keys import DEFAULT_GROUP
+from chasqui.managing.retention import check_reader
+from chasqui.spark.payload_schema import schema_text
+from chasqui.spark.option_values import (
     flag,
     label,
     names,

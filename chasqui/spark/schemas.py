@@ -5,7 +5,7 @@ from typing import Any, Final
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from chasqui.spark.forms import check_form
+from chasqui.spark.payload_types import check_form
 from chasqui.spark.options import OptionError, Options
 
 _RETRY = (

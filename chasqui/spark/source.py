@@ -33,26 +33,26 @@ class ChasquiDataSource(DataSource):  # type: ignore[misc]
         return ddl(self._parse("rs"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from chasqui.spark.batch import BatchReader, PushdownReader
+        from chasqui.spark.reading.batch import BatchReader, PushdownReader
 
         options = self._parse("r")
         return (PushdownReader if options.pushdown else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from chasqui.spark.consume import ConsumeReader
-        from chasqui.spark.tail import TailReader
+        from chasqui.spark.consuming.reader import ConsumeReader
+        from chasqui.spark.reading.tail import TailReader
 
         options = self._parse("s")
         return (ConsumeReader if options.mode == "consume" else TailReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from chasqui.spark.sink import BatchWriter
+        from chasqui.spark.writing.writers import BatchWriter
 
         _refuse_overwrite(overwrite)
         return BatchWriter(self._parse("w"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from chasqui.spark.sink import StreamWriter
+        from chasqui.spark.writing.writers import StreamWriter
 
         _refuse_overwrite(overwrite)
         return StreamWriter(self._parse("w"), schema)

@@ -8,7 +8,7 @@ import redis as redis_py
 
 import chasqui
 from chasqui import sync
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.airflow.conftest import PASSWORD
 from tests.servers import Server
 

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.request import Effect, Request, commands
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
+from chasqui.transport.request import Effect, Request, commands
 from tests.chaos.figure import Figure, Say, silent
 from tests.servers import Server
 

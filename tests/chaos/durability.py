@@ -23,7 +23,7 @@ from rich.table import Table
 
 from chasqui import Queue
 from chasqui.errors import NotSupportedError
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from tests.chaos.figure import commit
 from tests.faults.disk import DiskServer, build_shim
 from tests.ledger import Census, number

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from chasqui import sync
 from chasqui.errors import ChasquiError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.chaos.figure import Figure, Say, silent
 from tests.chaos.table import quantiles
 from tests.crash.conftest import Fleet, eventually

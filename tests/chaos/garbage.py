@@ -27,11 +27,11 @@ import uvloop
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.policy import Redial
-from chasqui.request import Effect, Request, commands
+from chasqui.transport.recovery import Redial
+from chasqui.transport.request import Effect, Request, commands
 from tests.chaos.figure import Figure, Say, silent
 from tests.core.memory import rss_bytes
 from tests.faults.fake import usual

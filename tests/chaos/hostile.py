@@ -13,8 +13,8 @@ import redis
 
 from chasqui import Job, Worker
 from chasqui._core.envelope import encode_envelope
-from chasqui.keys import ENVELOPE, NAME, Keys
-from chasqui.payload import encode
+from chasqui.model.keys import ENVELOPE, NAME, Keys
+from chasqui.model.payload import encode
 from tests.chaos.conduct import HANG_S
 from tests.chaos.figure import Figure
 from tests.core.memory import rss_bytes

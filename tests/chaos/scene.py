@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from chasqui.keys import DEFAULT_GROUP
+from chasqui.model.keys import DEFAULT_GROUP
 from tests.chaos.stage import Member, Stage
 
 #: While a worker is out of reach for this share of its lease, others cannot take its jobs: it

@@ -17,10 +17,10 @@ from typing import Any
 import redis
 
 from chasqui import MissedFiresPolicy, Queue, RepeatPattern
-from chasqui.keys import ENVELOPE, Keys
+from chasqui.model.keys import ENVELOPE, Keys
 from tests.chaos.figure import Figure, Say, silent
 from tests.faults.clock import ClockServer, build_clock, clock_s
-from tests.integration.timed.process import Process
+from tests.timed.process import Process
 from tests.ledger import number
 from tests.proxy import Fault, Proxy
 

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from chasqui import Job, Queue, Worker
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.chaos.figure import Figure, Say, silent
 from tests.core.memory import rss_bytes, used_bytes
 from tests.servers import Server

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from tests.chaos.programs.common import TOLD, Gate, Told
 from tests.chaos.subjects import ROOT, Subject
 from tests.facts import Ledger

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import redis
 
 from chasqui.consumer.mercy import MOST_LEASES
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE
 from tests.chaos.scene import Record
 from tests.chaos.stage import Stage
 from tests.ledger import HANDED_BACK_MS, number

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from chasqui import sync
-from chasqui.keys import DEFAULT_GROUP
+from chasqui.model.keys import DEFAULT_GROUP
 from tests.chaos import stale
 from tests.chaos.judge import SILENT_JOBS, Result, numbers_anywhere, silent, uncaused
 from tests.chaos.programs.common import mark

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui.keys import ENVELOPE
+from chasqui.model.keys import ENVELOPE
 from tests.chaos import (
     cancels,
     durability,

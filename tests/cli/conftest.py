@@ -29,8 +29,8 @@ import redis
 
 from chasqui import __main__ as command_line
 from chasqui._core.envelope import encode_envelope
-from chasqui.keys import Keys
-from chasqui.payload import encode
+from chasqui.model.keys import Keys
+from chasqui.model.payload import encode
 from tests.servers import Server
 
 _VARIABLES = ("CHASQUI_URL", "CHASQUI_REDIS_URL", "REDIS_URL", "COLUMNS", "LINES")
@@ -95,7 +95,7 @@ def call(*arguments: str, url: str | None = None, stdin: str = "") -> Ran:
 @contextlib.contextmanager
 def _logging_left_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
-    names = ("chasqui", "chasqui.server", "chasqui.policy")
+    names = ("chasqui", "chasqui.transport.server", "chasqui.transport.recovery")
     loggers = root, *map(logging.getLogger, names)
     handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     try:

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
-from chasqui.keys import Keys
-from chasqui.payload import encode
+from chasqui.model.keys import Keys
+from chasqui.model.payload import encode
 from tests.cli.conftest import Chasqui, call, run_in_terminal
 from tests.servers import RemoteServer, Server
 

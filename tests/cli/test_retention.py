@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from chasqui import retention, sync
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.exporter import Exporter
-from chasqui.keys import Keys
-from chasqui.request import Effect
-from chasqui.retention import EVENTS_KEPT, Log
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect
+from chasqui.managing.retention import EVENTS_KEPT, Log
 from tests.cli.conftest import Ran, call
 from tests.servers import Server
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 from chasqui.cli import COMMANDS as MODULES
 from chasqui.cli import app
 from chasqui.cli.output import escaped
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.cli.conftest import Chasqui, call, run, run_in_terminal
 from tests.servers import Server
 

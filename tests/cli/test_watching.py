@@ -13,9 +13,9 @@ import redis
 from chasqui import Job, Queue, QueueEvents, Retry, UnrecoverableError, Worker
 from chasqui.cli.facts import History, sparkline
 from chasqui.cli.screen import Table, Top
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.errors import ClosedError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.cli.conftest import Chasqui, Ran, Terminal, call, end, run, running
 from tests.servers import KINDS, RemoteServer, Server
 

@@ -222,7 +222,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
     assert ended.code == 0
     told: list[dict[str, Any]] = [
         line for line in map(json.loads, [*lines, *ended.err.splitlines()])
-        if line["logger"] != "chasqui.server"  # what is wrong with an old one
+        if line["logger"] != "chasqui.transport.server"  # what is wrong with an old one
     ]  # fmt: skip
     texts = [line["message"] for line in told]
     assert re.fullmatch(
@@ -230,7 +230,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
         r"handlers: pay; concurrency 7; chasqui [\w.]+",
         next(text for text in texts if "worker started" in text),
     )
-    about_the_server = [line for line in told if line["logger"] == "chasqui.policy"]
+    about_the_server = [line for line in told if line["logger"] == "chasqui.transport.recovery"]
     assert [line["level"] for line in about_the_server] == ["warning", "warning"]
     lost, back = (line["message"] for line in about_the_server)
     assert lost == f"lost the server at {where}: Connection refused"

@@ -45,7 +45,7 @@ from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import Builder, ProtocolError, ReplyReader
 from chasqui._core.typed import unpack_column
 from chasqui._core.ulid import UlidFactory
-from chasqui.job import job_slots
+from chasqui.model.job import job_slots
 from tests.core.memory import assert_keeps_nothing
 from tests.core.record_replies import frame
 

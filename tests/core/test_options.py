@@ -19,7 +19,7 @@ from chasqui._core.options import (
     read_options,
 )
 from chasqui._core.ulid import UlidFactory
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 
 NOW_MS = 1_794_797_194_811
 #: The same objects again and again, as most callers have them.

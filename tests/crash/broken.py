@@ -4,7 +4,7 @@ from pathlib import Path
 
 import redis
 
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from tests.ledger import Ledger, number
 
 LEASE_MS = 50

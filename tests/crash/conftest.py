@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from chasqui import sync
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from tests.crash.workers import SETTINGS
 from tests.ledger import Audit, Census, Ledger, audit
 

@@ -16,7 +16,7 @@ from chasqui import Job, UnrecoverableError, Worker, retention
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick, RetryScheduled
 from chasqui.metrics.prometheus import PrometheusSink
 from tests.crash.workers import SETTINGS
-from tests.integration.test_prometheus import Both
+from tests.metrics.test_prometheus import Both
 from tests.ledger import Ledger
 
 #: How often jobs of a name fail before they are done.

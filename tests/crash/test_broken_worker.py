@@ -10,10 +10,10 @@ from chasqui import Queue
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
+from chasqui.model.config import Endpoint
 from chasqui.consumer.moves import Move, bury
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE
-from chasqui.request import Effect, commands
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE
+from chasqui.transport.request import Effect, commands
 from tests.crash.broken import BrokenWorker
 from tests.ledger import Census, audit
 from tests.servers import KINDS, Server

@@ -19,12 +19,12 @@ import pytest
 
 from chasqui import QueueEvent, sync
 from chasqui.consumer.acker import ACK_BATCH
-from chasqui.keys import CONSUMER
+from chasqui.model.keys import CONSUMER
 from chasqui.promoter import PromoterConfig
 from tests.crash.conftest import Fleet, eventually
 from tests.crash.counting import FAILS
-from tests.integration.test_counts_agree import entry
-from tests.integration.test_prometheus import parse
+from tests.events.test_counts_agree import entry
+from tests.metrics.test_prometheus import parse
 from tests.ledger import Fact
 from tests.servers import Server
 

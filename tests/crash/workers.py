@@ -16,7 +16,7 @@ from typing import Any
 from chasqui import Job, UnrecoverableError, Worker, clock, runner
 from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.dispatcher import Dispatcher
-from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consuming.heartbeat import Heartbeat
 from chasqui.consumer.mercy import Mercy
 from tests.hoarding import hoard
 from tests.ledger import Ledger

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import redis
 
 from chasqui import scripts
-from chasqui.keys import Keys
-from chasqui.request import Script
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Script
 from tests.ledger import Audit, Census, Ledger, audit
 from tests.proxy import WAIT_S, Fault, Proxy
 

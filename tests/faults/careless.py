@@ -2,7 +2,7 @@
 
 import hashlib
 
-from chasqui.request import Script
+from chasqui.transport.request import Script
 
 #: Stands before the script and sees its commands. Nothing in the text of the script is looked for,
 #: so that a script may be written anew without a control that quietly changes nothing.

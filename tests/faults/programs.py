@@ -19,11 +19,11 @@ from chasqui._core.envelope import encode_envelope
 from chasqui.adding import CHUNK_JOBS
 from chasqui.consumer import appetite
 from chasqui.consumer.acker import Acker
-from chasqui.consumer.appetite import Appetite
+from chasqui.consuming.appetite import Appetite
 from chasqui.consumer.mercy import Mercy
 from chasqui.errors import UnreachableError
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
-from chasqui.payload import encode
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.model.payload import encode
 from tests.crash.workers import Runs
 from tests.hoarding import hoard
 from tests.ledger import HANDED_BACK_MS, Ledger

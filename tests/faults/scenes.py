@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from chasqui import MissedFiresPolicy, RepeatPattern, sync
 from chasqui._core.envelope import decode_envelope, encode_envelope
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE
-from chasqui.payload import encode
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE
+from chasqui.model.payload import encode
 from tests.faults import programs
 from tests.faults.boundaries import Scene
 from tests.faults.programs import BULK, FAR_MS, GONE, HANDED_BACK_MS

@@ -9,14 +9,14 @@ import redis as redis_py
 
 from chasqui import Job, PayloadTooLargeError, sync
 from chasqui.consumer import dispatcher
-from chasqui.consumer.decide import on_arrival
-from chasqui.keys import ENVELOPE, NAME, Keys
+from chasqui.consuming.fate import on_arrival
+from chasqui.model.keys import ENVELOPE, NAME, Keys
 from chasqui.queue import Queue
 from tests.core.memory import rss_bytes
 from tests.crash.load import Seed
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutate import MSGPACK, mutate
-from tests.integration.consuming.conftest import Redis, Running, at_rest, envelope, until
+from tests.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.servers import Server
 
 Start = Callable[..., Running]
@@ -204,5 +204,5 @@ def test_names_that_could_be_taken_for_others_are_refused(name: str) -> None:
 
 @pytest.mark.fault(47, control=True)
 def test_without_the_rule_two_queues_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chasqui.keys.check_queue_name", lambda name: name)
+    monkeypatch.setattr("chasqui.model.keys.check_queue_name", lambda name: name)
     assert Keys("x").dlid("y}:stream") == Keys("x}:dlid:y").stream

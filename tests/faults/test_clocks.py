@@ -19,18 +19,18 @@ from chasqui import (
     scripts,
     sync,
 )
-from chasqui.connection import Connection
-from chasqui.keys import Keys
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
 from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
-from chasqui.request import Effect
-from chasqui.scheduler import SchedulerConfig, SchedulerDuty
+from chasqui.transport.request import Effect
+from chasqui.timed.scheduler import SchedulerConfig, SchedulerDuty
 from tests.crash.conftest import Fleet, WorkerProcess, eventually
 from tests.faults.careless import careless
 from tests.faults.clock import HOUR_S, ClockServer, build_clock
-from tests.integration.consuming.conftest import Redis, Running, until
-from tests.integration.timed.facts import eventually as becomes_true
-from tests.integration.timed.facts import running as runs
+from tests.consuming.conftest import Redis, Running, until
+from tests.timed.facts import eventually as becomes_true
+from tests.timed.facts import running as runs
 from tests.ledger import Audit
 from tests.proxy import Fault, Proxy
 from tests.servers import KINDS, Server
@@ -469,7 +469,7 @@ async def test_a_scheduler_that_went_by_its_own_clock_is_caught(
     jump: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.scheduler._ms", lambda told: time.time_ns() // 10**6)
+    monkeypatch.setattr("chasqui.timed.scheduler._ms", lambda told: time.time_ns() // 10**6)
     duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
     jump(HOUR_S)
     assert await fires_of(redis, queue, keys, duty) == 1

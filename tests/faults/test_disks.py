@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chasqui import sync
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
 from tests.ledger import audit

@@ -11,20 +11,20 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, Queue, Worker, embedded, sync
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.errors import (
     AuthenticationError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
 )
-from chasqui.link import Link, open_link
-from chasqui.policy import Introduction, Redial
-from chasqui.request import Effect, commands
-from chasqui.server import Answer
+from chasqui.transport.link import Link, open_link
+from chasqui.transport.recovery import Introduction, Redial
+from chasqui.transport.request import Effect, commands
+from chasqui.transport.server import Answer
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
-from tests.integration.consuming.conftest import Running, until
+from tests.consuming.conftest import Running, until
 from tests.ledger import Census
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -233,7 +233,7 @@ async def test_without_waiting_a_loading_server_is_an_error(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.connection.refuse", lambda request, error: Answer.RAISE)
+    monkeypatch.setattr("chasqui.transport.connection.refuse", lambda request, error: Answer.RAISE)
     assert not await work_while_loading(private_server(kind, **MAY_RELOAD[kind]), queue_name)
 
 
@@ -342,7 +342,7 @@ async def test_a_password_that_is_asked_for_once_is_refused_for_good(
             kept.append(await provider(endpoint.host))
         return await open_link(endpoint.with_credentials(kept[0]), introduction, None)
 
-    monkeypatch.setattr("chasqui.dialler.open_link", open_with_kept)
+    monkeypatch.setattr("chasqui.transport.dialler.open_link", open_with_kept)
     with pytest.raises(AssertionError, match="the new password is not taken"):
         await rotate(rotated)
 

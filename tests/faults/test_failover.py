@@ -13,9 +13,9 @@ import redis as redis_py
 
 from chasqui import Job, Queue, server, sync
 from chasqui.errors import ChasquiError, ServerError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.crash.conftest import eventually
-from tests.integration.consuming.conftest import Running, until
+from tests.consuming.conftest import Running, until
 from tests.ledger import Census, audit
 from tests.servers import KINDS, Server
 from tests.servers.groups import Cluster, Watched, ask, is_primary
@@ -215,7 +215,7 @@ def test_what_the_replica_confirmed_survives(
     queue_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.durable.WAIT_MS", 3000)
+    monkeypatch.setattr("chasqui.producing.durable.WAIT_MS", 3000)
     lag(kind, private_server, queue_name, durable=True)
 
 

@@ -8,9 +8,9 @@ import redis as redis_py
 
 from chasqui import Job
 from chasqui.consumer.reader import Reader
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
-from chasqui.request import Effect, commands
-from tests.integration.consuming.conftest import Running, envelope
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.transport.request import Effect, commands
+from tests.consuming.conftest import Running, envelope
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 

@@ -182,12 +182,12 @@ CARELESS = {
         "Too many open files",
     ),
     "asyncio, links left open": (
-        "from chasqui.link import Link\nLink.abort = lambda self: None\n",
+        "from chasqui.transport.link import Link\nLink.abort = lambda self: None\n",
         DOOR_ASYNC,
         "Too many open files",
     ),
     "blocking, links left open": (
-        "from chasqui.blocking_link import BlockingLink\nBlockingLink.close = lambda self: None\n",
+        "from chasqui.transport.blocking_link import BlockingLink\nBlockingLink.close = lambda self: None\n",
         DOOR_SYNC,
         "ResourceWarning: unclosed",  # nothing refers to it, so Python closes it
     ),
@@ -309,7 +309,7 @@ asyncio.run(main())
 @pytest.mark.fault(54, control=True)
 def test_a_heartbeat_that_python_waits_for_is_a_hang(server: Server, queue_name: str) -> None:
     off = """
-from chasqui.consumer.heartbeat import Heartbeat
+from chasqui.consuming.heartbeat import Heartbeat
 
 def start(self):
     self._thread.daemon = False

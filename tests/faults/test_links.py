@@ -11,14 +11,14 @@ import pytest
 
 from chasqui import Job, Queue, scripts
 from chasqui.blocking import BlockingConnection
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.keys import Keys
-from chasqui.policy import TCP_USER_TIMEOUT_MS
-from chasqui.request import Effect, commands
+from chasqui.model.keys import Keys
+from chasqui.transport.recovery import TCP_USER_TIMEOUT_MS
+from chasqui.transport.request import Effect, commands
 from tests.crash.load import Seed
 from tests.faults.careless import careless
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.ledger import Audit, Census, audit
 from tests.proxy import Fault, Proxy
 from tests.servers import Server

@@ -12,9 +12,9 @@ import pytest
 
 from chasqui import Job, Queue, scripts
 from chasqui.consumer.relocator import MoveBatch, Relocator
-from chasqui.keys import Keys
-from chasqui.request import Script
-from tests.integration.consuming.conftest import Redis, Running, until
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Script
+from tests.consuming.conftest import Redis, Running, until
 from tests.servers import KINDS, Server
 
 USER = ("ACL", "SETUSER", "worker")

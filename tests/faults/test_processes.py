@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chasqui.keys import DEFAULT_GROUP
+from chasqui.model.keys import DEFAULT_GROUP
 from tests.crash.conftest import WAIT_S, Fleet, eventually
 from tests.crash.load import Seed
 

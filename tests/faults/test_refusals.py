@@ -14,9 +14,9 @@ import redis as redis_py
 
 from chasqui import Job, Queue, server
 from chasqui.errors import ServerError
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from tests.hoarding import hoard
-from tests.integration.consuming.conftest import (
+from tests.consuming.conftest import (
     PAST_LEASE,
     Renewals,
     Running,

@@ -9,15 +9,15 @@ import pytest
 
 from chasqui._core.reply import Builder, ReplyReader
 from chasqui.blocking import BlockingConnection
-from chasqui.connection import Connection
-from chasqui.link import Link
-from chasqui.request import Effect, Request, commands
+from chasqui.transport.connection import Connection
+from chasqui.transport.link import Link
+from chasqui.transport.request import Effect, Request, commands
 from tests.chaos import garbage
 from tests.core.memory import at_most
 from tests.core.replies import recordings, wrong_cuts
 from tests.crash.load import Seed
 from tests.faults.fake import FakeServer
-from tests.integration.conftest import until
+from tests.fixtures import until
 
 #: What a large one of them would take if it were believed: a string, or 64 Mi pointers.
 ANNOUNCED_BYTES = 512 << 20
@@ -193,8 +193,8 @@ async def test_without_limits_all_that_comes_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unlimited = functools.partial(ReplyReader, max_elements=1 << 30, max_bulk_bytes=1 << 40)
-    monkeypatch.setattr("chasqui.link.ReplyReader", unlimited)
-    monkeypatch.setattr("chasqui.blocking_link.ReplyReader", unlimited)
+    monkeypatch.setattr("chasqui.transport.link.ReplyReader", unlimited)
+    monkeypatch.setattr("chasqui.transport.blocking_link.ReplyReader", unlimited)
     assert await listen(connect, connect_blocking, kind) == [True, True]
 
 

@@ -16,8 +16,8 @@ import redis as redis_py
 
 from chasqui import RepeatPattern, scripts
 from chasqui.errors import AuthenticationError
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
-from chasqui.request import Script
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.transport.request import Script
 from chasqui.sync import Queue
 from tests.servers import Server
 

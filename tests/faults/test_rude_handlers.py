@@ -11,13 +11,13 @@ import pytest
 
 from chasqui import Job, Worker, sync
 from chasqui._core.entry import Entry
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.consumer.dispatcher import Dispatcher
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
-from chasqui.request import Effect, Request
+from chasqui.transport.request import Effect, Request
 from tests.chaos.cancels import echo
-from tests.integration.consuming.conftest import Redis, Running, until
+from tests.consuming.conftest import Redis, Running, until
 from tests.ledger import Census, audit
 from tests.proxy import Proxy
 from tests.servers import Server

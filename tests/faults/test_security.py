@@ -17,12 +17,12 @@ import redis as redis_py
 import chasqui
 from chasqui import ChasquiError, Queue, Worker, scripts, sync
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
-from chasqui.connection import Connection
-from chasqui.keys import Keys
-from chasqui.request import Effect, Script
+from chasqui.model.config import Endpoint
+from chasqui.transport.connection import Connection
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect, Script
 from tests.faults.fake import FakeServer
-from tests.integration.consuming.conftest import Redis, Running, until
+from tests.consuming.conftest import Redis, Running, until
 from tests.proxy import Proxy
 from tests.servers import Server
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from chasqui import Job, Queue, UnrecoverableError, scripts
-from chasqui.keys import DEFAULT_GROUP, Keys
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from tests.faults.careless import careless
-from tests.integration.consuming.conftest import Redis, Running, at_rest, until
+from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.servers import KINDS, Server
 
 Start = Callable[..., Running]

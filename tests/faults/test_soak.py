@@ -13,13 +13,13 @@ import pytest
 import redis as redis_py
 
 from chasqui import Queue, Worker, scripts
-from chasqui.connection import Connection
+from chasqui.transport.connection import Connection
 from chasqui.consumer import Health
-from chasqui.link import Link
+from chasqui.transport.link import Link
 from tests.chaos.soak import measure, wrong
 from tests.core.memory import rss_bytes
 from tests.faults.careless import careless
-from tests.integration.consuming.conftest import until
+from tests.consuming.conftest import until
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 

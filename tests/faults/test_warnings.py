@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from chasqui import Queue, server
-from tests.integration.consuming.conftest import Redis, Running
+from tests.consuming.conftest import Redis, Running
 from tests.servers import KINDS, Server
 
 StartAt = Callable[..., Running]

@@ -11,8 +11,8 @@ from chasqui.consumer.acker import AckBatch, Acker
 from chasqui.consumer.dispatcher import Dispatcher
 from chasqui.consumer.reader import Reader
 from chasqui.errors import ServerError
-from chasqui.request import Effect
-from chasqui.runner import Stop
+from chasqui.transport.request import Effect
+from chasqui.running.process import Stop
 from tests.crash.workers import GATE_POLL_S, make, make_without_heartbeat
 
 

@@ -3,8 +3,8 @@
 import string
 
 from chasqui import config
-from chasqui.config import Endpoint
-from chasqui.keys import Keys, check_job_id, check_job_name
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys, check_job_id, check_job_name
 from tests.fuzz.corpus import SECRET
 
 _LETTERS = frozenset(string.ascii_letters + string.digits + "._:/-")

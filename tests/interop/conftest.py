@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.servers import Server
 

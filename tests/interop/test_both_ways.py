@@ -8,8 +8,8 @@ from typing import Any
 
 import redis as redis_py
 
-from chasqui.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
-from chasqui.keys import Keys
+from chasqui.model.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.servers import Server
 

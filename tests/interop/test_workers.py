@@ -13,7 +13,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, UnrecoverableError, Worker, scripts
-from chasqui.keys import Keys
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.interop.conftest import ROOT
 from tests.interop.plans import entries, outcome, reason

@@ -10,15 +10,15 @@ from pyspark.sql import types
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from chasqui.blocking import BlockingConnection
-from chasqui.config import Endpoint
-from chasqui.keys import Keys
-from chasqui.request import Effect
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys
+from chasqui.transport.request import Effect
 from chasqui.spark import schemas
-from chasqui.spark.batch import BatchReader
-from chasqui.spark.consume import ConsumeReader
+from chasqui.spark.reading.batch import BatchReader
+from chasqui.spark.consuming.reader import ConsumeReader
 from chasqui.spark.options import Options
-from chasqui.spark.sink import BatchWriter
-from chasqui.spark.tail import TailReader
+from chasqui.spark.writing.writers import BatchWriter
+from chasqui.spark.reading.tail import TailReader
 
 _SIMPLE = {
     "string": types.StringType(),

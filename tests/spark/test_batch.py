@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from chasqui.errors import NotSupportedError
-from chasqui.payload import decode, encode
-from chasqui.spark.batch import PushdownReader
+from chasqui.model.payload import decode, encode
+from chasqui.spark.reading.batch import PushdownReader
 from chasqui.spark.options import OptionError, Options
 from chasqui.sync import Queue
 from tests.core.test_vectors import VECTORS, from_hex
@@ -35,7 +35,7 @@ def test_jobs_are_read_once_each_however_they_are_cut(each_server: Server, queue
 
 
 def test_what_comes_after_planning_is_not_in_the_snapshot(each_server: Server, queue_name: str):
-    from chasqui.spark.batch import BatchReader
+    from chasqui.spark.reading.batch import BatchReader
 
     fill(each_server.url, queue_name, 10)
     options = Options.parse({"url": each_server.url, "queue": queue_name}, "r")
@@ -166,7 +166,7 @@ def test_queues_are_described_and_found_by_a_pattern(each_server: Server, queue_
     options = Options.parse(
         {"url": each_server.url, "subscribePattern": f"{queue_name}.*", "table": "queues"}, "r"
     )
-    from chasqui.spark.batch import BatchReader
+    from chasqui.spark.reading.batch import BatchReader
 
     reader = BatchReader(options, schema_of(options, "queue", "length"))
     rows = [row for part in reader.partitions() for row in rows_of(reader.read(part))]

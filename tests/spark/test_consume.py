@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from chasqui import Job, NotSupportedError, Worker
 from chasqui._core.envelope import encode_envelope
 from chasqui.spark.keeper import ConsumerTakenError
-from chasqui.spark.shaping import CorruptEntryError
+from chasqui.spark.reading.shaping import CorruptEntryError
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, rows_between, step

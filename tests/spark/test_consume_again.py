@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chasqui.consumer.decide import Limits
-from chasqui.spark.consume import ConsumeReader
-from chasqui.spark.failing import Mover
+from chasqui.consuming.fate import Limits
+from chasqui.spark.consuming.reader import ConsumeReader
+from chasqui.spark.consuming.failing import Mover
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, step

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chasqui.spark.consume import ConsumeReader
+from chasqui.spark.consuming.reader import ConsumeReader
 from chasqui.spark.keeper import ConsumerTakenError
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, rows_between, step

@@ -16,7 +16,7 @@ import pytest
 
 from chasqui._core.envelope import decode_envelope
 from chasqui.errors import NotSupportedError
-from chasqui.payload import decode
+from chasqui.model.payload import decode
 from chasqui.spark.sessions import find_java
 from chasqui.sync import Queue
 from tests.proxy import Proxy

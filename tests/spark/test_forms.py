@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from chasqui.errors import PayloadError
-from chasqui.payload import decode
-from chasqui.spark.batch import BatchReader
+from chasqui.model.payload import decode
+from chasqui.spark.reading.batch import BatchReader
 from chasqui.spark.options import OptionError, Options
-from chasqui.spark.rows import Mapping, jobs_of
+from chasqui.spark.writing.rows import Mapping, jobs_of
 from chasqui.spark.schemas import arrow_schema
-from chasqui.spark.shaping import CorruptEntryError, JobRows, Shaper
+from chasqui.spark.reading.shaping import CorruptEntryError, JobRows, Shaper
 from tests.servers import Server
 from tests.spark.direct import batches, rows_of, writer
 

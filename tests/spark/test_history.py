@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chasqui import Job, Queue, UnrecoverableError, Worker, retention
-from chasqui.payload import decode
+from chasqui.model.payload import decode
 from chasqui.spark.options import OptionError
-from chasqui.spark.ranges import DataLossError
+from chasqui.spark.reading.ranges import DataLossError
 from tests.cli.conftest import call
 from tests.servers import Server
 from tests.spark.direct import Redis, read, step, tail_reader

@@ -13,8 +13,8 @@ import pytest
 import redis as redis_py
 
 from chasqui import retention
-from chasqui.retention import Log, LogReader
-from chasqui.spark.archiving import reader_of
+from chasqui.managing.retention import Log, LogReader
+from chasqui.spark.archiving.archive import reader_of
 from chasqui.spark.options import OptionError, Options
 from tests.servers import Server
 from tests.spark.direct import Redis, step, tail_reader

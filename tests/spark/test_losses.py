@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chasqui.cli.spark_archive import Archived
-from chasqui.spark.losses import Loss, losses_of
+from chasqui.spark.archiving.losses import Loss, losses_of
 
 START = {"q": {"id": "1000-0", "n": 500, "since": 200}}
 END = {"q": {"id": "3000-7", "n": 900, "since": 200, "lost": 20}}

@@ -16,8 +16,8 @@ from chasqui import retention
 from chasqui._core.envelope import decode_envelope, encode_envelope, encode_retry
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import ChasquiError
-from chasqui.payload import encode
-from chasqui.retention import Log
+from chasqui.model.payload import encode
+from chasqui.managing.retention import Log
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -238,7 +238,7 @@ def test_failures_are_grouped_by_what_they_have_in_common(events: Any, told: lis
 def test_what_differs_is_masked(spark: Any, reason: str, masked: str):
     from pyspark.sql import functions as F
 
-    from chasqui.spark.signatures import masked as mask
+    from chasqui.spark.reporting.signatures import masked as mask
 
     assert spark.range(1).select(mask(F.lit(reason))).first()[0] == masked
 
@@ -322,7 +322,7 @@ def test_the_archive_knows_what_it_lacks(
     spark: Any, redis_86: Server, queue_name: str, tmp_path: Path
 ):
     from chasqui.spark import archive, follow, read_archive, read_losses
-    from chasqui.spark.archiving import Archive
+    from chasqui.spark.archiving.archive import Archive
     from tests.spark.test_spark import forget_commit
 
     redis, lake = Redis(redis_86.url, queue_name), str(tmp_path / "lake")

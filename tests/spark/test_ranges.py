@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from chasqui.spark import ranges
 from chasqui.spark.options import Options
-from chasqui.spark.pace import FIRST_PAGE, FULL_PAGE, PAGE, PAGE_BYTES, Pace
-from chasqui.spark.ranges import DataLossError, Mark, Place
+from chasqui.spark.reading.pacing import FIRST_PAGE, FULL_PAGE, PAGE, PAGE_BYTES, Pace
+from chasqui.spark.reading.ranges import DataLossError, Mark, Place
 from tests.servers import Server
 from tests.spark.direct import Redis, rows_between, step, tail_reader
 
@@ -78,7 +78,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("chasqui.spark.pace.time", clock)
+    monkeypatch.setattr("chasqui.spark.reading.pacing.time", clock)
     return clock
 
 

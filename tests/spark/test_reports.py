@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chasqui import Queue, UnrecoverableError, Worker
-from chasqui.job import Job
+from chasqui.model.job import Job
 from tests.cli.conftest import call
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -187,7 +187,7 @@ def test_a_report_over_an_archive_tells_what_it_lacks(
 
 
 def test_dead_jobs_are_known_where_the_queue_is(redis_86: Server, queue_name: str):
-    from chasqui.spark.reports import why_unknown
+    from chasqui.spark.reporting.report import why_unknown
 
     redis = Redis(redis_86.url, queue_name)
     assert "nothing was ever added" in (why_unknown(queue_name, url=redis_86.url) or "")

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from chasqui._core.envelope import decode_envelope
-from chasqui.payload import decode
+from chasqui.model.payload import decode
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis

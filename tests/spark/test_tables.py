@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from chasqui.errors import ChasquiError, NotSupportedError
-from chasqui.spark.tables import SessionDelta, SessionIceberg, Txn, split_place, tables_of
+from chasqui.spark.archiving.tables import SessionDelta, SessionIceberg, Txn, split_place, tables_of
 from tests.cli.conftest import call
 from tests.servers import Server
 from tests.spark.conftest import unavailable
@@ -153,8 +153,8 @@ def test_the_archive_holds_every_event_once(
     spark: Any, redis_86: Server, queue_name: str, tmp_path: Path, kind: str
 ):
     from chasqui.spark import compact, read, read_archive, read_losses
-    from chasqui.spark.archiving import Archive
-    from chasqui.spark.stores import Store
+    from chasqui.spark.archiving.archive import Archive
+    from chasqui.spark.archiving.folders import Store
 
     Redis(redis_86.url, queue_name).add_events(30)
     df = read(spark, "events", queue_name, url=redis_86.url).cache()

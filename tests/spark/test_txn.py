@@ -16,12 +16,12 @@ import pytest
 
 from chasqui._core.envelope import decode_envelope
 from chasqui.errors import QueueFullError
-from chasqui.payload import decode, encode
-from chasqui.spark.backlog import Backlog
+from chasqui.model.payload import decode, encode
+from chasqui.spark.writing.backlog import Backlog
 from chasqui.spark.options import Options
-from chasqui.spark.records import list_records
-from chasqui.spark.sink import StreamWriter
-from chasqui.spark.txn import StageLostError, Transaction, forget
+from chasqui.spark.writing.records import list_records
+from chasqui.spark.writing.writers import StreamWriter
+from chasqui.spark.writing.transaction import StageLostError, Transaction, forget
 from chasqui.sync import Queue
 from tests.proxy import Fault, Proxy
 from tests.servers import Server

@@ -6,7 +6,7 @@ from typing import Any, assert_type
 
 import chasqui
 from chasqui import BackoffSpec, Job, MissedFiresPolicy, Queue, RepeatableMeta, RepeatPattern, sync
-from chasqui.drafts import JobEntry
+from chasqui.producing.job_options import JobEntry
 
 
 async def provider(host: str | None) -> tuple[str | None, str | None]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import redis
 
-from chasqui.keys import DEFAULT_GROUP, ENVELOPE, Keys
+from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from tests.chaos.programs.common import Told
 from tests.ledger import number
 
