@@ -1,1 +1,1 @@
-"""chasqui inside other programs. Each module needs the program that it is named after."""
+"""chasqui beside other programs. Each module is for the one that gives it its name."""

@@ -1,6 +1,6 @@
 """Airflow: an operator that adds jobs, and sensors that wait for jobs or for a queue.
 
-The parameter is `queue_name`: an operator's `queue` is the one that Airflow sends its task to.
+The parameter is `queue_name`: in Airflow an operator's `queue` is where its task goes.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from chasqui import Queue, sync
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection as AsyncConnection
 from chasqui.errors import JobFailedError
 from chasqui.integrations.places import Standing, standing
+from chasqui.managing.state import Counts
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys, check_job_id, check_queue_name
-from chasqui.plans import Counts
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection as AsyncConnection
 
 try:
     from airflow.sdk import BaseOperator, BaseSensorOperator, Connection
@@ -38,11 +38,11 @@ _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 class EnqueueOperator(BaseOperator):  # type: ignore[misc]
-    """Add one job, `job_name` with `data`, or many, `jobs`: mappings with `data`, and where they
-    differ `name` and any option of `Queue.add_bulk`. Returns their ids.
+    """Add one job, `job_name` with `data`, or many, `jobs`: mappings with `data`, and their own
+    `name` and options of `Queue.add_bulk` where they differ. Returns their ids.
 
-    A job's id comes from the DAG run, the task and the map index: whatever is run again, a retry
-    after a lost answer or a cleared task, adds a job of the same place once within `unique_for`.
+    The DAG run, the task and the map index make a job's id. So whatever runs again, a retry after a
+    lost reply or a cleared task, adds each job once within `unique_for`.
     """
 
     template_fields: Sequence[str] = ("queue_name", "job_name", "data", "jobs")
@@ -87,13 +87,13 @@ class EnqueueOperator(BaseOperator):  # type: ignore[misc]
             added = queue.add_bulk(entries, unique_for=self.unique_for.total_seconds())
         new = sum(job.is_new for job in added)
         self.log.info(
-            "queue %s: added %d jobs, %d were there", self.queue_name, new, len(added) - new
+            "queue %s: added %d jobs, %d were there already", self.queue_name, new, len(added) - new
         )
         return [job.id for job in added]
 
 
 class _Sensor(BaseSensorOperator):  # type: ignore[misc]
-    """What the sensors share: where the queue is, and waiting in the triggerer."""
+    """What the sensors share: where the queue is, and how to wait in the triggerer."""
 
     template_fields: Sequence[str] = ("queue_name",)
     ui_color = "#d4e3e8"
@@ -115,7 +115,7 @@ class _Sensor(BaseSensorOperator):  # type: ignore[misc]
         self.deferrable = deferrable
 
     def wanted(self) -> list[str] | None:
-        """The jobs to wait for; None: for the queue."""
+        """The jobs to wait for; None: wait for the queue."""
         raise NotImplementedError
 
     def poke(self, context: Any) -> bool:
@@ -150,7 +150,7 @@ class _Sensor(BaseSensorOperator):  # type: ignore[misc]
         return None
 
     def execute_complete(self, context: Any, event: Any = None) -> None:
-        # What ended in the dead-letter queue is told by looking once more.
+        # Look once more: this raises if a job is in the dead-letter queue.
         if not self.poke(context):
             raise RuntimeError(f"queue {self.queue_name}: {event}")
 
@@ -159,7 +159,7 @@ class JobSensor(_Sensor):
     """Wait until jobs have ended. Raises JobFailedError as soon as one of them is in the
     dead-letter queue.
 
-    `job_ids` is an id or a list of ids, such as what an EnqueueOperator returned. A job that was
+    `job_ids` is an id or a list of ids, such as an EnqueueOperator returns. A job that was
     cancelled, or deleted from the dead-letter queue, has ended too.
     """
 
@@ -174,14 +174,14 @@ class JobSensor(_Sensor):
 
 
 class QueueDrainedSensor(_Sensor):
-    """Wait until a queue holds no job that is waiting, running or delayed. Dead ones may stay."""
+    """Wait until a queue holds no waiting, running or delayed job. Dead jobs may stay."""
 
     def wanted(self) -> None:
         return None
 
 
 class QueueTrigger(BaseTrigger):  # type: ignore[misc]
-    """Looks on where a sensor has left off, in Airflow's triggerer."""
+    """Waits on behalf of a sensor, in Airflow's triggerer."""
 
     def __init__(
         self,
@@ -228,8 +228,8 @@ class QueueTrigger(BaseTrigger):  # type: ignore[misc]
 
 def url_of(connection: Any) -> str:
     """The URL of the server that an Airflow connection names. Its type may be `redis`, `rediss`,
-    `redis+sentinel` or `redis+cluster`; its schema, or `db` in its extra, is the database, or for
-    Sentinel the service. The extra may hold `ssl` and the files of TLS."""
+    `redis+sentinel` or `redis+cluster`. Its schema, or `db` in its extra, is the database, or the
+    service for Sentinel. The extra may hold `ssl` and TLS files."""
     extra = connection.extra_dejson
     scheme = (connection.conn_type or "redis").lower().replace("_", "+")
     if scheme not in _SCHEMES:
@@ -257,7 +257,7 @@ def _url(conn_id: str | None, url_env: str | None) -> str | None:
 
 
 def _env_url(variable: str | None) -> str | None:
-    """None: where chasqui looks by itself."""
+    """The URL in an environment variable; None leaves the choice to chasqui."""
     if variable is None:
         return None
     url = os.environ.get(variable)
@@ -277,7 +277,7 @@ def _place(instance: Any) -> str:
 
 
 def _job_id(place: str, i: int) -> str:
-    """The id of a run's job at a place, that people can read; hashed if it is too long for one."""
+    """A readable id for a run's job; hashed if it is too long."""
     job_id = f"{place}/{i}"
     try:
         return check_job_id(job_id)
@@ -286,7 +286,7 @@ def _job_id(place: str, i: int) -> str:
 
 
 def _flat(job_ids: Any) -> Iterable[str]:
-    """The ids in what a task returned, or in what each of the mapped tasks returned."""
+    """The ids that a task returned, or that each of its mapped instances did."""
     if isinstance(job_ids, str):
         return [job_ids]
     if not isinstance(job_ids, Iterable) or isinstance(job_ids, Mapping):

@@ -1,7 +1,7 @@
-"""Whether jobs have ended, by where they are: no event is needed, and none can have been trimmed.
+"""Whether jobs have ended, by where they are: it needs no events, which may have been trimmed.
 
 A job that has not ended is in the stream or in the delayed set; a dead one is in the dead-letter
-queue. One that is in none of them has ended.
+queue. A job that is in none of them has ended.
 """
 
 from collections.abc import Sequence
@@ -9,55 +9,52 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from chasqui import dlq
-from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.dlq import DeadJob
-from chasqui.model.job import drawn_ms
+from chasqui.managing import dlq
+from chasqui.managing.dead_jobs import DeadJob, Selection
+from chasqui.managing.entries import search
+from chasqui.model.job import is_drawn
 from chasqui.model.keys import Keys
 from chasqui.transport.request import Effect, Plan, commands
 
 _PAGE: Final = 1000
-# Only its id is of interest: whatever its size.
-_ANY_SIZE: Final = 1 << 40
-#: How much later than its entry a marker may say that a job came.
+#: How much later than its entry a job's marker may be.
 _EARLIER_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How it stands with some jobs. All is None: they have ended well."""
+    """Where some jobs are. If all is None, they have ended well."""
 
-    #: One of them that the queue has no trace of.
+    #: One that the queue has no trace of.
     unknown: str | None = None
-    #: One of them that is in the dead-letter queue.
+    #: One that is in the dead-letter queue.
     dead: DeadJob | None = None
-    #: One of them that has not ended.
+    #: One that has not ended.
     left: str | None = None
 
 
 def standing(keys: Keys, job_ids: Sequence[str]) -> Plan[Standing]:
-    """How it stands with these jobs. What costs most, the stream, is read from when the first of
+    """Where these jobs are. The stream, which costs most, is read from the time when the first of
     them was added, and only until one of them is found."""
     wanted = frozenset(job_ids)
     if not wanted:
         return Standing()
     since_ms, unmarked = yield from _added_ms(keys, sorted(wanted))
-    # It may move from one place to the other while we look.
+    # Twice: a job may move from one place to another between two looks.
     for _ in range(2):
         dead = yield from _in_dlq(keys, wanted, since_ms)
         if dead is not None:
             return Standing(dead=dead)
-        left = yield from _in_stream(keys, wanted, since_ms)
-        if left is None:
-            left = yield from _in_delayed(keys, wanted)
+        entry = yield from search(keys.stream, wanted, start=str(since_ms).encode())
+        left = entry.job_id if entry is not None else (yield from _in_delayed(keys, wanted))
         if left is not None:
             return Standing(left=left)
     return Standing(unknown=unmarked)
 
 
 def _added_ms(keys: Keys, job_ids: Sequence[str]) -> Plan[tuple[int, str | None]]:
-    """When the first of the jobs was added, by the server's clock, 0 if that is not known; and one
-    of them that left no trace: a producer that gives an id to a job leaves a marker."""
+    """When the first of the jobs was added, by the server's clock, 0 if unknown; and a job without
+    a trace, if any: a job with an id of the caller's has a marker."""
     since_ms, unmarked = 1 << 53, None
     for start in range(0, len(job_ids), _PAGE):
         part = job_ids[start : start + _PAGE]
@@ -65,38 +62,24 @@ def _added_ms(keys: Keys, job_ids: Sequence[str]) -> Plan[tuple[int, str | None]
         values = yield commands(("MGET", *(key for of in names for key in of)), effect=Effect.READ)
         for i, job_id in enumerate(part):
             *marks, result = values[3 * i : 3 * i + 3]
-            if not drawn_ms(job_id) and not any(marks) and result is None:
+            if not is_drawn(job_id) and not any(marks) and result is None:
                 unmarked = job_id
-            # When it was created by its producer's clock, and when it came by the server's.
+            # Two times: of creation by the producer's clock, of arrival by the server's.
             pairs = [mark.split() for mark in marks if mark is not None]
             came_ms = [int(pair[1]) - _EARLIER_MS for pair in pairs if len(pair) == 2]
-            # Not by the time in a ULID: the producer's clock may have been ahead.
+            # The time in a ULID does not count: the producer's clock may have been ahead.
             since_ms = min(since_ms, max([0, *came_ms]))
     return since_ms, unmarked
 
 
 def _in_dlq(keys: Keys, wanted: frozenset[str], since_ms: int) -> Plan[DeadJob | None]:
     since = datetime.fromtimestamp(since_ms // 1000, UTC)
-    selection = dlq.Selection(since=since, where=lambda dead: dead.job_id in wanted)
+    selection = Selection(since=since, where=lambda dead: dead.job_id in wanted)
     return next(iter((yield from dlq.peek(keys, 1, selection))), None)
 
 
-def _in_stream(keys: Keys, wanted: frozenset[str], since_ms: int) -> Plan[str | None]:
-    start = str(since_ms).encode()
-    while True:
-        page: list[Entry] = yield commands(
-            ("XRANGE", keys.stream, start, "+", "COUNT", _PAGE),
-            effect=Effect.READ,
-            builder=EntryBuilder("range", _ANY_SIZE),
-        )
-        found = next((entry.job_id for entry in page if entry.job_id in wanted), None)
-        if found is not None or len(page) < _PAGE:
-            return found
-        start = b"(" + page[-1].id
-
-
 def _in_delayed(keys: Keys, wanted: frozenset[str]) -> Plan[str | None]:
-    """By the index that we write. A delayed job of chasquimq that nobody can cancel is not seen."""
+    """Uses the index that our producers write: it misses a delayed job of chasquimq without one."""
     job_ids = sorted(wanted)
     for start in range(0, len(job_ids), _PAGE):
         part = job_ids[start : start + _PAGE]

@@ -6,11 +6,11 @@ import pytest
 
 from chasqui import Job, Queue, UnrecoverableError, Worker
 from chasqui._core.envelope import encode_envelope
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
 from chasqui.integrations.places import Standing, standing
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
 from chasqui.model.payload import encode
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.request import Effect
 from tests.servers import Server
 
