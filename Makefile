@@ -9,12 +9,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 STAMP := .venv/.built
+# Tests that passed only when they were run again.
+AGAIN := .pytest-again.txt
 CORE := $(wildcard chasqui/_core/*.pyx chasqui/_core/*.pxd)
 PIP := -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast lint types fuzz faults faults-long chaos chaos-peers bench bench-check servers spark-venv demo-spark interop-venv airflow-venv test-airflow clean
+.PHONY: help build demo test test-fast sync lint types fuzz faults faults-long chaos chaos-peers bench bench-check servers spark-venv demo-spark interop-venv airflow-venv test-airflow clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -26,14 +28,18 @@ demo: build ## Run the main job on an embedded server
 	@$(BIN)/python -m chasqui demo --report chasqui-demo.html
 
 test: build servers interop-venv spark-venv ## Run the whole suite
-	@$(call tested,not spark and not airflow,-n 5 --dist worksteal)
-	@$(call tested,spark)
+	@rm -f $(AGAIN)
+	@{ $(call tested,not spark and not airflow,-n 5 --dist worksteal); } && { $(call tested,spark); }; \
+	verdict=$$?; [ ! -s $(AGAIN) ] || { echo "Passed only when run again, alone:"; cat $(AGAIN); }; exit $$verdict
 
 test-fast: build ## Run the suite without its slow tests and without Spark, four at a time
 	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow and not spark and not airflow" $(PYTEST_ARGS)
 
 test-airflow: build servers airflow-venv ## Run the DAGs of the Airflow integration
 	@$(BIN)/python -m pytest -m airflow $(PYTEST_ARGS)
+
+sync: build ## Make chasqui/sync.py out of chasqui/queue.py
+	@$(BIN)/python tools/make_sync.py
 
 lint: build ## Check style and format
 	@$(BIN)/ruff check
@@ -82,7 +88,7 @@ airflow-venv: .venv-airflow/.built ## Make .venv-airflow, with Airflow (about 35
 clean: ## Remove everything made here
 	@rm -rf .venv .venv-bench-* .venv-interop .venv-airflow bench/out build dist wheelhouse vendor *.egg-info
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
-	@rm -f chasqui/_core/*.c chasqui/_core/*.so
+	@rm -f $(AGAIN) chasqui/_core/*.c chasqui/_core/*.so
 	@find bench chasqui tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A changed .pyx is compiled in place; changed metadata or flags mean a new install, and new C
@@ -96,12 +102,13 @@ endif
 	@touch $@
 
 # Processes are killed, stopped and raced here, five tests side by side on two cores: mostly they wait.
-# One that fails is judged alone, once more: what is broken fails again. A run that ended without a
-# verdict fails.
+# One that fails is judged alone, once more: what is broken fails again, and what passes then is named at
+# the end. A run that ended without a verdict fails.
 define tested
 $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS) || { \
 	echo "Again, alone, what failed:"; \
-	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
+	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none \
+		--passed-again $(AGAIN) $(PYTEST_ARGS); }
 endef
 
 define install

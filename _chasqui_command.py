@@ -1,5 +1,5 @@
-"""The way into the `chasqui` command. Outside the package: a Ctrl+C while that is imported, which
-takes a moment, ends the command without a traceback."""
+"""The console script. It is outside the package, so that Ctrl+C while the package is being imported
+ends the command without a traceback."""
 
 import os
 

@@ -11,11 +11,11 @@ import asyncio
 import resource
 
 from chasqui import Queue, RepeatPattern, Scheduler
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
-from chasqui.model.keys import FIRED, Keys
 from chasqui.metrics import SchedulerTick
 from chasqui.metrics.testing import InMemorySink
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import FIRED, Keys
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
 from tests.servers import Server
 

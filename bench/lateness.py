@@ -15,12 +15,12 @@ from time import monotonic
 
 from chasqui import Queue
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
-from chasqui.model.keys import Keys
 from chasqui.metrics import LockOutcome, PromoterTick
 from chasqui.metrics.testing import InMemorySink
-from chasqui.promoter import Promoter
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys
+from chasqui.timed.promoter import Promoter
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
 from tests.servers import Server
 

@@ -23,14 +23,14 @@ import hiredis
 import redis
 
 from bench.spark_live import live
-from chasqui.blocking import BlockingConnection
 from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect, Request, commands
 from chasqui.spark import enqueue, follow, read, session
 from chasqui.spark.options import Options
-from chasqui.spark.reading.pages import BATCH_ROWS
 from chasqui.spark.reading.decoding import EventDecoder
+from chasqui.spark.reading.pages import BATCH_ROWS
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, Request, commands
 from tests.servers import Server
 from tests.spark.direct import schema_of
 

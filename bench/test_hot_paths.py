@@ -10,15 +10,16 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.contests import COUNT, KEY, NOW_MS, PAYLOAD, RESP3, fields_ours
 from bench.player import ONE, Player
-from chasqui import Job, Queue, Worker, drafts
+from chasqui import Job, Queue, Worker
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xackdel, xadd_run_event
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import decode_envelope, encode_envelope
 from chasqui._core.reply import ReplyReader
-from chasqui.adding import PLAIN
 from chasqui.model.keys import Keys
-from chasqui.plans import Plans
+from chasqui.producing import job_options
+from chasqui.producing.operations import QueueOperations
+from chasqui.producing.settings import PLAIN
 from chasqui.transport.request import Request
 
 DATA = {"to": "user@example.com", "n": 123}
@@ -62,10 +63,10 @@ def test_calibration(turn: str, benchmark: BenchmarkFixture):
 
 
 def test_encode_bulk(benchmark: BenchmarkFixture):
-    plans = Plans(Keys("bench"), None)
+    operations = QueueOperations(Keys("bench"), None)
 
     def encode() -> int:
-        asked = next(plans.add(drafts.bulk(JOBS, 0), PLAIN))
+        asked = next(operations.add(job_options.many(JOBS, 0), PLAIN))
         requests = [asked] if isinstance(asked, Request) else list(asked)
         return sum(len(request.frame) for request in requests)
 

@@ -1,7 +1,7 @@
-"""The `chasqui` command, also as `python -m chasqui`: errors become one sentence and an exit code.
+"""The `chasqui` command, also as `python -m chasqui`: an error becomes a sentence and an exit code.
 
-0 done, 1 it could not be done (the server, or nothing was found), 2 what was asked makes no sense,
-130 interrupted.
+Codes: 0 done; 1 not done, because of the server or because nothing was found; 2 the command line
+makes no sense; 130 interrupted.
 """
 
 import itertools
@@ -16,10 +16,10 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line and return its exit code."""
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # while it was loading, which takes a moment
+    except KeyboardInterrupt:  # while modules were imported, which takes a moment
         return 130
 
 
@@ -29,7 +29,7 @@ def _run(arguments: Sequence[str]) -> int:
     from chasqui.cli import app, logs
     from chasqui.errors import ChasquiError, NotSupportedError
 
-    # The base of what typer raises for a wrong command line; it has moved between its versions.
+    # The base class of typer's errors about a command line. Its module differs between versions.
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]
     is_json = _wants_json(arguments)
     logs.configure_briefly(as_json=is_json)
@@ -37,7 +37,7 @@ def _run(arguments: Sequence[str]) -> int:
         code = app(list(arguments), prog_name="chasqui", standalone_mode=False)
         sys.stdout.flush()
     except usage_error as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # no public name either
+        if type(error).__name__ == "NoArgsIsHelpError":  # it has no public name either
             print(error, file=sys.stderr)
             return 2
         return _fail(2, getattr(error, "format_message", error.__str__)(), is_json)
@@ -45,7 +45,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(2, str(error), is_json)
     except (ChasquiError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            # Whoever read our output has seen enough; the interpreter must not try to flush it.
+            # The reader closed the pipe. The interpreter must not try to flush stdout into it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return _fail(1, str(error), is_json)
@@ -55,7 +55,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Read here: a command line that makes no sense was not taken apart."""
+    """Whether errors are wanted as JSON. Checked here, as a wrong command line is never parsed."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     chosen = ("--log-format", "json")
     return (

@@ -1,10 +1,10 @@
 """Every error that chasqui raises on purpose, as one shallow tree.
 
-A wrong argument is a plain `ValueError` or `TypeError`, raised before anything is sent. What
-goes wrong later is a `ChasquiError`. That is a `RuntimeError`, because chasquimq raises nothing
-else for it: the `except` clauses of a program that moves over go on working.
+A wrong argument is a plain `ValueError` or `TypeError`, raised before anything is sent. Everything
+later is a `ChasquiError`. That is a `RuntimeError`, because chasquimq raises `RuntimeError` for all
+of it: the `except` clauses of a program that moves over keep working.
 
-All of them survive pickling: handlers may run in another process.
+All of them can be pickled: handlers may run in another process.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,8 @@ __all__ = [
     "BatchError",
     "ChasquiError",
     "ClosedError",
+    "ContextError",
+    "ConversionError",
     "EmbeddedServerError",
     "JobFailedError",
     "LeaseLostError",
@@ -25,9 +27,13 @@ __all__ = [
     "PayloadError",
     "PayloadTooLargeError",
     "QueueFullError",
+    "ResultError",
     "Retry",
     "ServerError",
+    "TaskDataError",
+    "UnknownArgumentsError",
     "UnreachableError",
+    "UnreadableError",
     "UnrecoverableError",
 ]
 
@@ -48,7 +54,7 @@ class AuthenticationError(ChasquiError):
 
 
 class ServerError(ChasquiError):
-    """The server answered a command with an error; the message is the server's own."""
+    """The server replied to a command with an error; the message is the server's own."""
 
     def __init__(self, message: str, code: str = "ERR") -> None:
         super().__init__(message, code)
@@ -60,7 +66,7 @@ class ServerError(ChasquiError):
 
 
 class OutcomeUnknownError(ChasquiError):
-    """The command was sent and the answer never came: it may or may not have been applied."""
+    """The command was sent and no reply came: it may or may not have been applied."""
 
 
 class NotSupportedError(ChasquiError):
@@ -107,11 +113,34 @@ class PayloadTooLargeError(PayloadError):
         return f"{self.args[2]} takes {self.size} bytes, and {self.limit} is the limit"
 
 
+class ConversionError(ChasquiError, TypeError):
+    """The value at `path` is not what its annotation says: it must be `expected` and is `got`.
+
+    The path is written as Python writes it, `order.lines[3].price`. Neither field shows the value,
+    which may be secret.
+    """
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        super().__init__(path, expected, got)
+        self.path = path
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the value'} must be {self.expected}, got {self.got}"
+
+    def within(self, outer: str) -> "ConversionError":
+        """This error, its path now inside `outer`: called on the way up, level by level."""
+        self.path = outer + self.path
+        self.args = (self.path, self.expected, self.got)
+        return self
+
+
 # Jobs and their handlers
 
 
 class JobFailedError(ChasquiError):
-    """The job that was waited for went to the dead-letter queue, for `reason`."""
+    """The job you waited for went to the dead-letter queue, for `reason`."""
 
     def __init__(self, job_id: str, reason: str, detail: str | None = None) -> None:
         super().__init__(job_id, reason, detail)
@@ -120,12 +149,34 @@ class JobFailedError(ChasquiError):
         self.detail = detail
 
     def __str__(self) -> str:
-        told = f": {self.detail}" if self.detail else ""
-        return f"job {self.job_id} went to the dead-letter queue ({self.reason}){told}"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"job {self.job_id} went to the dead-letter queue ({self.reason}){detail}"
+
+
+class UnreadableError(PayloadError):
+    """The envelope is good and its payload is not: no run will ever read it."""
+
+
+class TaskDataError(UnreadableError):
+    """The data of a job does not fit its task: the job goes to the dead-letter queue."""
+
+
+class UnknownArgumentsError(ChasquiError):
+    """The data of a job has arguments that its task does not know, as another version of the task
+    may: the job is retried."""
+
+
+class ResultError(ConversionError):
+    """A task has returned something else than its annotation says. It ran to its end, so the job
+    goes to the dead-letter queue and is not run again."""
+
+
+class ContextError(ChasquiError):
+    """`App.context` was used where there is none."""
 
 
 class LeaseLostError(ChasquiError):
-    """Another worker may own the job by now; whatever this run does, it will not be counted."""
+    """Another worker may own the job by now; the outcome of this run will not count."""
 
 
 class UnrecoverableError(ChasquiError):
@@ -151,7 +202,8 @@ class Retry(ChasquiError):
 class BatchError(ChasquiError):
     """Raised by a batch handler: the jobs in `failures` failed, each for its exception.
 
-    The other jobs of the batch are done; `results` has what to store for them. Both go by job id.
+    The other jobs of the batch are done; `results` has what to store for them. Both are keyed by
+    job id.
     """
 
     def __init__(
@@ -167,12 +219,12 @@ class BatchError(ChasquiError):
         self.results = {} if results is None else results
 
     def __str__(self) -> str:
-        told = ", ".join(f"{job_id}: {error!r}" for job_id, error in self.failures.items())
-        return f"{len(self.failures)} of the batch failed ({told})"
+        shown = ", ".join(f"{job_id}: {error!r}" for job_id, error in self.failures.items())
+        return f"{len(self.failures)} of the batch failed ({shown})"
 
 
 def _check_failures(failures: object) -> None:
-    """What is not said clearly would count as done."""
+    """Raises TypeError for a mistake here: such a job would count as done."""
     if not isinstance(failures, Mapping):
         kind = type(failures).__name__
         raise TypeError(f"failures must be a mapping of job ids to exceptions, got {kind}")

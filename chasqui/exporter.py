@@ -1,35 +1,34 @@
-"""What queues hold, for Prometheus, from any process: also for queues that no worker serves now."""
+"""What queues hold, for Prometheus, from any process: also for queues without workers."""
 
 import logging
 import time
 from collections.abc import Sequence
 from threading import Thread
-from types import TracebackType
 from typing import Any, Final, Self
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
-from chasqui import retention
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import AnyCredentialProvider, Endpoint
 from chasqui.errors import ChasquiError
-from chasqui.model.keys import DEFAULT_GROUP, Keys
-from chasqui.metrics.prometheus import QueueCollector, QueueReading, ReaderReading
-from chasqui.plans import Counts, Plans
-from chasqui.timed.repeatables import scored
-from chasqui.transport.request import Effect, Plan, commands
+from chasqui.managing import retention, state
 from chasqui.managing.retention import Log
+from chasqui.metrics.prometheus import QueueCollector, QueueReading, ReaderReading
+from chasqui.model.config import AnyCredentialProvider, Endpoint
+from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui.timed.repeatables import scored
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, Plan, commands
+from chasqui.transport.server import time_us
 
 logger = logging.getLogger(__name__)
 
-#: A scrape that takes longer is of no use: Prometheus itself gives up after ten seconds.
+#: A longer scrape is of no use: Prometheus gives up after ten seconds.
 SCRAPE_TIMEOUT_S: Final = 5.0
 LOG_EVERY_S: Final = 60.0
 
 
 class Exporter:
-    """Reads queues each time that a registry is scraped, until `close()` or its block's end."""
+    """Reads queues whenever its registry is scraped, until `close()` or the end of its block."""
 
     def __init__(
         self,
@@ -43,8 +42,8 @@ class Exporter:
     ) -> None:
         if isinstance(queues, str) or not queues:
             raise ValueError("queues must be a list of at least one queue's name")
-        queues = list(dict.fromkeys(queues))  # Prometheus takes no series twice
-        self._plans = [Plans(Keys(name)) for name in queues]
+        queues = list(dict.fromkeys(queues))  # Prometheus refuses a series that comes twice
+        self._keys = [Keys(name) for name in queues]
         self._group = group
         endpoint = Endpoint.parse(redis_url, tls=tls)
         # In a cluster each queue may be on another node.
@@ -60,36 +59,35 @@ class Exporter:
         }
         self._registry = registry
         self._collector = QueueCollector(self.read)
-        #: When each queue that cannot be read was last complained of.
+        #: When a failed read was last logged, by queue.
         self._logged_s: dict[str, float] = {}
         self._serving: list[tuple[WSGIServer, Thread]] = []
         registry.register(self._collector)
 
     def serve(self, port: int, address: str = "127.0.0.1") -> int:
-        """Answer scrapes over HTTP, in a thread; the port, which 0 leaves to the system."""
+        """Serve scrapes over HTTP, in a thread; the port. 0 lets the system choose one."""
         server, thread = start_http_server(port, address, self._registry)
         self._serving.append((server, thread))
         return int(server.server_address[1])
 
     def read(self) -> list[QueueReading]:
-        """The queues as they are now, but for those that cannot be read; raises why if that is so
-        of all of them."""
+        """What the queues hold now, without those that cannot be read; raises if none can."""
         readings: list[QueueReading] = []
         failure: ChasquiError | None = None
         deadline_s = time.monotonic() + SCRAPE_TIMEOUT_S
-        for plans in self._plans:
+        for keys in self._keys:
             try:
-                readings.append(self._connection(plans).run(self._reading(plans)))
+                readings.append(self._connection(keys).run(self._reading(keys)))
             except ChasquiError as error:
                 failure = error
-                self._complain(plans.keys.queue, error)
-                if time.monotonic() >= deadline_s:  # the others would only wait as long
+                self._log_failure(keys.queue, error)
+                if time.monotonic() >= deadline_s:  # the other queues would only time out too
                     break
         if failure is not None and not readings:
             raise failure
         return readings
 
-    def _complain(self, queue: str, error: ChasquiError) -> None:
+    def _log_failure(self, queue: str, error: ChasquiError) -> None:
         now_s = time.monotonic()
         if now_s - self._logged_s.get(queue, -LOG_EVERY_S) >= LOG_EVERY_S:
             self._logged_s[queue] = now_s
@@ -111,28 +109,23 @@ class Exporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _connection(self, plans: Plans) -> BlockingConnection:
+    def _connection(self, keys: Keys) -> BlockingConnection:
         first = next(iter(self._connections.values()))
-        return self._connections.get(plans.keys.queue, first)
+        return self._connections.get(keys.queue, first)
 
-    def _reading(self, plans: Plans) -> Plan[QueueReading]:
-        counts = Counts.of((yield from plans.counts(self._group)))
+    def _reading(self, keys: Keys) -> Plan[QueueReading]:
+        counts = yield from state.counts(keys, self._group)
         first: Any
-        first, (seconds, micros) = yield commands(
-            ("ZRANGE", plans.keys.delayed, 0, 0, "WITHSCORES"), ("TIME",), effect=Effect.READ
+        first, time_ = yield commands(
+            ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"), ("TIME",), effect=Effect.READ
         )
-        now_s = int(seconds) + int(micros) / 1e6
-        kept = yield from retention.look(Log.events(plans.keys))
+        now_s = time_us(time_) / 1e6
+        kept = yield from retention.look(Log.events(keys))
         return QueueReading(
-            queue=plans.keys.queue,
+            queue=keys.queue,
             waiting=counts.waiting,
             pending=counts.pending,
             delayed=counts.delayed,

@@ -1,64 +1,73 @@
-"""Worker and Consumer: what programs run to have their jobs done."""
+"""Worker and Consumer: what programs run to process jobs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-from chasqui import payload
 from chasqui._core.entry import Entry
-from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
-from chasqui.consumer import Engine, Health
-from chasqui.consumer.config import ConsumerConfig, make_config
-from chasqui.consumer.dispatcher import UnreadableError
+from chasqui.consuming.around import Around
+from chasqui.consuming.config import (
+    MAX_THREADS,
+    BatchHandler,
+    ConsumerConfig,
+    Handler,
+    WorkerConfig,
+    configure,
+    not_by_name,
+)
+from chasqui.consuming.engine import Engine, Health
 from chasqui.consuming.handlers import Handlers
+from chasqui.consuming.shared_slots import Lane, SharedSlots
 from chasqui.consuming.traced import TracedHandlers
-from chasqui.timed.leader_loop import Duty
+from chasqui.errors import UnreadableError
+from chasqui.metrics import MetricsSink
+from chasqui.model import payload
+from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.model.job import Job
 from chasqui.model.keys import Keys
-from chasqui.metrics import MetricsSink
-from chasqui.promoter import PromoterConfig, PromoterDuty
-from chasqui.timed.scheduler import SchedulerConfig, SchedulerDuty
+from chasqui.producing.job_options import BackoffLike
 from chasqui.producing.tracing import Tracing
+from chasqui.timed.leader_loop import LeaderLoop
+from chasqui.timed.promoter import PromoterConfig, PromoterLoop
+from chasqui.timed.scheduler import SchedulerConfig, SchedulerLoop
 
-#: What runs a job: a coroutine function, or a plain one, which runs in a thread.
-Handler: TypeAlias = Callable[[Job], Awaitable[Any]] | Callable[[Job], Any]
+__all__ = ["Consumer", "Handler", "RawJob", "Worker", "WorkerConfig"]
 
 
 class Worker:
     """Runs the jobs of one queue.
 
-    `handler` is one function for all jobs or a mapping of names to functions, with `default` for
-    the names that are not in it. With `batch` it gets a list of up to so many jobs, and may raise
-    BatchError for some of them. Plain functions run in `threads`, or in `processes` (a number, or
-    a mapping of names to numbers). A run over `timeout_ms` is cancelled and counts as failed; to
-    wait for a thread or a process is not part of it. A thread cannot be stopped, so its function
-    goes on while the job is retried, without a slot or a place in the pool. With `history` each
-    finished job is kept, with what it carried, for `chasqui spark archive --payloads`.
+    `handler` is one function for all jobs or a mapping of names to functions. `WorkerConfig`
+    explains the options. Give them as keywords, as a `config`, or as both: then a keyword replaces
+    what the config says. A keyword that is None counts as not given.
     """
 
+    # Long by its parameters alone, which are listed for people and for type checkers.
     def __init__(
         self,
         queue_name: str,
-        handler: Handler | Mapping[str, Handler],
+        handler: Handler | BatchHandler | Mapping[str, Handler],
         *,
+        config: WorkerConfig | None = None,
         redis_url: str | None = None,
-        tls: bool = False,
-        concurrency: int = 100,
-        max_attempts: int = 25,
-        group: str = "default",
+        tls: bool | None = None,
+        concurrency: int | None = None,
+        max_attempts: Mapping[str, int] | int | None = None,
+        backoff: BackoffLike | Mapping[str, BackoffLike] | None = None,
+        group: str | None = None,
         consumer_id: str | None = None,
         read_block_ms: int | None = None,
         read_count: int | None = None,
         claim_min_idle_ms: int | None = None,
         max_payload_bytes: int | None = None,
         dlq_max_stream_len: int | None = None,
-        events_enabled: bool = True,
-        delayed_enabled: bool = True,
-        run_scheduler: bool = True,
+        events_enabled: bool | None = None,
+        delayed_enabled: bool | None = None,
+        run_scheduler: bool | None = None,
         scheduler_tick_ms: int | None = None,
-        store_results: bool = False,
+        store_results: bool | None = None,
         result_ttl_ms: int | None = None,
         credential_provider: CredentialProvider | None = None,
         default: Handler | None = None,
@@ -70,77 +79,92 @@ class Worker:
         prefetch: int | None = None,
         max_deliveries: int | None = None,
         shutdown_deadline_s: float | None = None,
+        around: Sequence[Around] | None = None,
         metrics: MetricsSink | None = None,
         tracing: Tracing | None = None,
-        history: bool = False,
+        history: bool | None = None,
     ) -> None:
-        check_credential_provider(credential_provider)
+        options = {**locals()}  # the parameters, for there is nothing else yet
+        for name in ("self", "queue_name", "handler", "config"):
+            del options[name]
+        if config is not None and not isinstance(config, WorkerConfig):
+            raise TypeError(f"config must be a WorkerConfig, got {type(config).__name__}")
+        self._config = config = configure(config or WorkerConfig(), options)
         self._keys = Keys(queue_name)
         self.name = queue_name
-        self._endpoint = Endpoint.parse(redis_url, tls=tls)
-        self._config = make_config(
-            max_attempts=max_attempts,
-            max_deliveries=max_deliveries,
-            concurrency=concurrency,
-            group=group,
-            consumer_id=consumer_id,
-            read_block_ms=read_block_ms,
-            read_count=read_count,
-            claim_min_idle_ms=claim_min_idle_ms,
-            max_payload_bytes=max_payload_bytes,
-            dlq_max_stream_len=dlq_max_stream_len,
-            events_enabled=events_enabled,
-            delayed_enabled=delayed_enabled,
-            run_scheduler=run_scheduler,
-            scheduler_tick_ms=scheduler_tick_ms,
-            store_results=store_results,
-            result_ttl_ms=result_ttl_ms,
-            shutdown_deadline_s=shutdown_deadline_s,
-            batch=batch,
-            batch_linger_ms=batch_linger_ms,
-            prefetch=prefetch,
-            history=history,
-        )
-        if batch is not None:
-            by_name = {"handler": handler, "processes": processes, "timeout_ms": timeout_ms}
-            for what, given in by_name.items():
-                if isinstance(given, Mapping):
-                    one = "one function" if what == "handler" else "one number"
-                    raise TypeError(
-                        f"{what} cannot go by name with batch: pass {one}, for jobs of all names "
-                        "share a batch"
-                    )
+        self._endpoint = Endpoint.parse(config.redis_url, tls=config.tls)
+        if config.batch is not None and isinstance(handler, Mapping):
+            raise not_by_name("handler", "function")
         self._handlers: Handlers = Handlers(
             handler,
-            default=default,
-            threads=min(self._config.concurrency, 32) if threads is None else threads,
-            processes=processes,
-            timeout_ms=timeout_ms,
+            default=config.default,
+            threads=config.threads or min(config.concurrency, MAX_THREADS),
+            processes=config.processes,
+            timeout_ms=config.timeout_ms,
+            by_name={
+                "max_attempts": config.limits.attempts_by_name,
+                "backoff": config.limits.backoff_by_name,
+            },
+            around=config.around,
             queue=queue_name,
         )
-        if (places := self._handlers.places) is not None:
-            # No slot waits for a thread or a process: others may have one for the job.
-            slots = min(self._config.concurrency, places)
-            self._config = replace(self._config, concurrency=slots)
+        if (capacity := self._handlers.capacity) is not None:
+            # No slot waits for a thread or a process: another worker may have one for the job.
+            slots = min(config.concurrency, capacity)
+            self._config = replace(config, concurrency=slots)
         self._make_job: Callable[[Engine, Entry], Any] = _make_job
-        if tracing is not None:
-            traced = TracedHandlers(self._handlers, tracing, queue_name, group)
+        if config.tracing is not None:
+            traced = TracedHandlers(self._handlers, config.tracing, queue_name, config.group)
             self._handlers, self._make_job = traced, traced.make_job(_make_job)
-        self._credential_provider = credential_provider
-        self._metrics = metrics
         self._engine: Engine | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._lane: Lane | None = None
+
+    def share(self, slots: SharedSlots) -> None:
+        """Share slots with other workers on the same event loop, from the beginning of `run`. Its
+        own `concurrency` still limits how many of them it has."""
+        if self._running is not None:
+            raise RuntimeError(f"the worker of queue {self.name} runs already")
+        self._lane = slots.lane(self.name)
+        concurrency = min(self._config.concurrency, slots.total)
+        self._config = replace(self._config, concurrency=concurrency)
 
     @property
     def consumer_id(self) -> str:
-        """Under which name it takes part in the group."""
-        return self._config.consumer_id
+        """Its name in the group."""
+        return self._config.consumer
+
+    @property
+    def consumer_ids(self) -> tuple[str, ...]:
+        """The same as `WorkerGroup.consumer_ids`."""
+        return (self._config.consumer,)
+
+    @property
+    def label(self) -> str:
+        """How log lines call it."""
+        return f"queue {self.name}"
+
+    @property
+    def concurrency(self) -> int:
+        """How many jobs it runs at once, at most."""
+        return self._config.concurrency
+
+    @property
+    def server(self) -> str:
+        """Where its server is, without credentials."""
+        endpoint = self._endpoint
+        return f"{endpoint}/{endpoint.db}" if endpoint.hosts else str(endpoint)
 
     @property
     def shutdown_deadline_s(self) -> float:
         """How long the drain waits for handlers."""
         return self._config.shutdown_deadline_s
+
+    @property
+    def engine(self) -> Engine | None:
+        """What does the work; None before `run`. Not for programs: it changes as chasqui does."""
+        return self._engine
 
     @property
     def is_running(self) -> bool:
@@ -160,21 +184,32 @@ class Worker:
         if self._running is None:
             if self._is_closed:
                 return
-            self._engine = self._make_engine()
-            self._running = asyncio.ensure_future(
-                self._engine.run(*timed_work(self._config, self._metrics))
+            config = self._config
+            self._engine = Engine(
+                self._keys,
+                self._endpoint,
+                config,
+                self._handlers,
+                make_job=self._make_job,
+                encode_result=_encode_result if config.store_results else _no_result,
+                encode_step_result=_encode_result,
+                credential_provider=config.credential_provider,
+                metrics=config.metrics,
+                lane=self._lane,
             )
+            loops = leader_loops(config, config.metrics)
+            self._running = asyncio.ensure_future(self._engine.run(*loops))
         assert self._engine is not None
         await _to_the_end(self._engine, self._running)
 
     async def close(self) -> None:
-        """Begin the drain: `run` returns when it is over. A second call does nothing."""
+        """Begin the drain; `run` returns when it is over. A second call does nothing."""
         self._is_closed = True
         if self._engine is not None:
             self._engine.stop()
 
     def stop_now(self) -> None:
-        """Cut the drain short; handlers that still run are cancelled and their jobs go back."""
+        """Cut the drain short: cancel handlers that still run, and give their jobs back."""
         self._is_closed = True
         if self._engine is not None:
             self._engine.stop_now()
@@ -196,21 +231,9 @@ class Worker:
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
 
-    def _make_engine(self) -> Engine:
-        return Engine(
-            self._keys,
-            self._endpoint,
-            self._config,
-            self._handlers,
-            make_job=self._make_job,
-            encode_result=_encode_result if self._config.store_results else _no_result,
-            credential_provider=self._credential_provider,
-            metrics=self._metrics,
-        )
-
 
 class Consumer:
-    """The engine without payload codec: its jobs carry bytes, its handler returns bytes or None."""
+    """A worker without the payload codec: jobs carry bytes, the handler returns bytes or None."""
 
     def __init__(
         self,
@@ -228,7 +251,8 @@ class Consumer:
         check_credential_provider(credential_provider)
         self._keys = Keys(queue_name)
         self._endpoint = Endpoint.parse(redis_url, tls=tls)
-        self._config = make_config(max_attempts=max_attempts, concurrency=concurrency, **options)
+        options = {"concurrency": concurrency, "max_attempts": max_attempts, **options}
+        self._config = configure(ConsumerConfig(), options)
         self._credential_provider = credential_provider
         self._metrics = metrics
         self._engine: Engine | None = None
@@ -244,13 +268,14 @@ class Consumer:
             self._keys,
             self._endpoint,
             self._config,
-            Handlers(handler, threads=min(self._config.concurrency, 32)),
+            Handlers(handler, threads=min(self._config.concurrency, MAX_THREADS)),
             make_job=_make_raw_job,
             encode_result=_raw_result if self._config.store_results else _no_result,
+            encode_step_result=_raw_step_result,
             credential_provider=self._credential_provider,
             metrics=self._metrics,
         )
-        running = asyncio.ensure_future(engine.run(*timed_work(self._config, self._metrics)))
+        running = asyncio.ensure_future(engine.run(*leader_loops(self._config, self._metrics)))
         await _to_the_end(engine, running)
 
     def shutdown(self) -> None:
@@ -262,7 +287,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class RawJob:
-    """A job of `Consumer`: its payload is as it was added."""
+    """A job of a `Consumer`, with its payload as it was added."""
 
     id: str
     name: str
@@ -272,7 +297,7 @@ class RawJob:
 
 
 async def _to_the_end(engine: Engine, running: asyncio.Task[None]) -> None:
-    """Wait for a run; cancelled, let it drain first. A second cancellation stops it at once."""
+    """Wait for a run. If cancelled, drain first; a second cancellation stops it at once."""
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -281,44 +306,33 @@ async def _to_the_end(engine: Engine, running: asyncio.Task[None]) -> None:
             await asyncio.gather(running, return_exceptions=True)
         raise
     if engine.exit is not None:
-        # Not raised in the engine's own task: that would break the loop instead of reaching us.
+        # Raised here and not in the engine's own task, where it would break the loop.
         raise engine.exit
 
 
-def timed_work(
+def leader_loops(
     config: ConsumerConfig, metrics: MetricsSink | None
-) -> list[Callable[[Engine], Duty]]:
-    """What makes the duties that run beside the engine: promoter and scheduler, as configured."""
-    promoter = PromoterConfig(has_events=config.events_enabled)
-    scheduler = SchedulerConfig()
-    if config.scheduler_tick_ms is not None:
-        scheduler = SchedulerConfig(tick_interval_ms=config.scheduler_tick_ms)
+) -> list[Callable[[Engine], LeaderLoop]]:
+    """Makers of the loops that run beside the engine: promoter and scheduler, as configured."""
 
-    def make_promoter(engine: Engine) -> Duty:
-        return PromoterDuty(
+    def maker(
+        kind: type[PromoterLoop] | type[SchedulerLoop], options: Any
+    ) -> Callable[[Engine], LeaderLoop]:
+        return lambda engine: kind(
             engine.keys,
             engine.connection,
             engine.new_connection(),
-            promoter,
-            holder_id=config.consumer_id,
+            options,
+            holder_id=config.consumer,
             metrics=metrics,
         )
 
-    def make_scheduler(engine: Engine) -> Duty:
-        return SchedulerDuty(
-            engine.keys,
-            engine.connection,
-            engine.new_connection(),
-            scheduler,
-            holder_id=config.consumer_id,
-            metrics=metrics,
-        )
-
-    makers: list[Callable[[Engine], Duty]] = []
+    makers = []
     if config.delayed_enabled:
-        makers.append(make_promoter)
+        makers.append(maker(PromoterLoop, PromoterConfig(has_events=config.events_enabled)))
     if config.run_scheduler:
-        makers.append(make_scheduler)
+        tick_ms = config.scheduler_tick_ms or SchedulerConfig().tick_interval_ms
+        makers.append(maker(SchedulerLoop, SchedulerConfig(tick_interval_ms=tick_ms)))
     return makers
 
 
@@ -335,7 +349,7 @@ def _make_job(engine: Engine, entry: Entry) -> Job:
         entry.created_at_ms,
         True,
         None,
-        (engine.holdings, entry.id),
+        (engine.held, entry),
     )
 
 
@@ -355,3 +369,11 @@ def _raw_result(result: Any) -> bytes | None:
     if result is None or type(result) is bytes:
         return result
     raise TypeError(f"a Consumer's handler must return bytes or None, got {type(result).__name__}")
+
+
+def _raw_step_result(result: Any) -> bytes | None:
+    """The same for a step of a flow: the bytes become part of the next step's payload."""
+    encoded = _raw_result(result)
+    if encoded is not None:
+        payload.decode(encoded)
+    return encoded

@@ -1,7 +1,7 @@
-"""Lets Spark find the format `chasqui` by name; `chasqui.spark.register` is the sure way.
+"""Lets Spark find the format `chasqui` by name. `chasqui.spark.register` always works.
 
 Spark imports every `pyspark_*` package when it looks for a format, and one that fails hides all
-others: so this one never fails.
+others. So this one never fails.
 """
 
 import contextlib

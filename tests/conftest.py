@@ -12,7 +12,7 @@ from hypothesis import settings
 from tests.hoarding import hoard
 from tests.servers import KINDS, MissingServerError, RemoteServer, Server, remote_servers
 
-pytest_plugins = ["tests.faults.plugin"]
+pytest_plugins = ["pytester", "tests.faults.plugin", "tests.fixtures", "tests.passed_again"]
 
 # How long an example takes is the machine's affair: several tests share its cores.
 settings.register_profile("unhurried", settings(), deadline=None)

@@ -1,14 +1,13 @@
-"""What the integration tests share: both event loops, connections that are closed, proxies."""
+"""What tests of all rooms share: both event loops, connections that are closed, proxies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-import uvloop
 
-from chasqui.blocking import BlockingConnection
 from chasqui.model.config import Endpoint
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Request, commands
 from tests.proxy import Proxy
@@ -16,9 +15,16 @@ from tests.proxy import Proxy
 Connect = Callable[..., Connection]
 MakeProxy = Callable[[str], Proxy]
 
+
+def _new_uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop  # here: the tests of the core run without it
+
+    return uvloop.new_event_loop()
+
+
 LOOPS: Mapping[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
+    "uvloop": _new_uvloop,
 }
 
 

@@ -5,6 +5,7 @@ brings a password, stay what they are. The run fails if a server refused any of 
 tells of which modules no test had any of them. `--roles-on KIND` leaves out what runs elsewhere.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ import pytest
 import redis as redis_py
 
 from chasqui.model.config import Endpoint, Secret
-from chasqui.transport.recovery import Introduction
-from chasqui.transport.server import handshake
+from chasqui.transport.handshake import Handshake
 from tests.servers import KINDS, Server
 
 OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
@@ -34,6 +34,7 @@ USERS = {
 #: Where queues look after jobs as well, or instead: who they are in these modules.
 QUEUES = {
     "test_at_once": "producer_and_operator",
+    "test_flows": "producer_and_operator",
     "test_blocking_threads": "producer_and_operator",
     "test_counts_agree": "producer_and_operator",
     "test_dead_jobs": "operator",
@@ -96,7 +97,7 @@ _module = ""
 _ran: set[str] = set()
 _had_users: set[str] = set()
 _refused: list[str] = []
-_start, _close = Server.start, Server.close
+_start, _close, _real_talk = Server.start, Server.close, Handshake.talk
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    Introduction.talk = _talk  # type: ignore[method-assign]
+    Handshake.talk = _talk  # type: ignore[method-assign]
     Server.start = _start_with_users  # type: ignore[method-assign]
     Server.close = _close_after_a_look  # type: ignore[method-assign]
 
@@ -162,22 +163,14 @@ def _has_users(server: Server) -> bool:
     return "requirepass" not in server.settings
 
 
-def _talk(introduction: Introduction, endpoint: Endpoint) -> Any:
-    name = introduction.client_name
-    username, password = endpoint.username, endpoint.password
+def _talk(handshake: Handshake, endpoint: Endpoint) -> Any:
+    name = handshake.client_name
     user = next((user for start, user in USERS.items() if name.startswith(start)), None)
-    if user is not None and username is None and password is None:
+    if user is not None and endpoint.username is None and endpoint.password is None:
         username = QUEUES.get(_module, user) if user == "producer" else user
-        password = Secret(PASSWORD)
+        endpoint = dataclasses.replace(endpoint, username=username, password=Secret(PASSWORD))
         _had_users.add(_module)
-    return handshake(
-        username=username,
-        password=password,
-        db=endpoint.db,
-        client_name=name,
-        library="0",
-        probe_stream=introduction.probe_stream,
-    )
+    return _real_talk(handshake, endpoint)
 
 
 def _plain(client: redis_py.Redis) -> redis_py.Redis:

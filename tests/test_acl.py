@@ -18,29 +18,53 @@ from chasqui.model.keys import Keys
 from tests.roles import RULES, refusals, set_users
 from tests.servers import KINDS, Server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 HERE = Path(__file__).parent
-#: Modules that say nothing about these users, and why.
+#: The rooms whose tests talk to a server as producers, workers and operators do.
+ROOMS = ("consuming", "events", "integrations", "managing", "metrics", "producing", "timed")
+ROOMS += ("transport",)
+#: Their modules that say nothing about these users, and why.
 LEFT_OUT = {
     "consuming/test_memory.py": "slow as a whole, and about memory",
-    "test_acl.py": "this one",
-    "test_addresses.py": "plain connections",
-    "test_blocking.py": "plain connections",
-    "test_connection.py": "plain connections, that have no part to play",
-    "test_core_commands.py": "plain connections",
-    "test_interrupted.py": "plain connections, in programs of their own",
-    "test_lost_links.py": "plain connections",
-    "test_server_answers.py": "plain connections",
-    "test_tls.py": "plain connections",
-    "test_topology.py": "slow as a whole; clusters and sentinels that the test starts, with users",
     "timed/test_interop.py": "slow as a whole; another implementation takes part",
+    "transport/test_addresses.py": "plain connections",
+    "transport/test_blocking.py": "plain connections",
+    "transport/test_connection.py": "plain connections, that have no part to play",
+    "transport/test_core_commands.py": "plain connections",
+    "transport/test_interrupted.py": "plain connections, in programs of their own",
+    "transport/test_lost_links.py": "plain connections",
+    "transport/test_pushes.py": "asks for CLIENT TRACKING, which none of these users needs",
+    "transport/test_server_answers.py": "plain connections",
+    "transport/test_tls.py": "plain connections",
+    "transport/test_topology.py": "slow as a whole; clusters and sentinels that it starts",
+    "consuming/test_appetite.py": "no server",
+    "consuming/test_fate.py": "no server",
+    "consuming/test_flow_model.py": "plain connections, that play the part of a worker",
+    "consuming/test_handler_checks.py": "no server",
+    "consuming/test_runs.py": "no server",
+    "consuming/test_shared_slots.py": "no server",
+    "consuming/test_sharing.py": "several queues, and these users have one",
+    "consuming/test_simulation.py": "no server",
+    "consuming/test_standing.py": "no server",
+    "consuming/test_takeover_pause.py": "no server",
+    "integrations/test_asgi.py": "web applications, whose tests count what they have added",
+    "integrations/test_integrations.py": "no server",
+    "metrics/test_metrics.py": "no server",
+    "producing/test_job_options.py": "no server",
+    "timed/test_cron.py": "no server",
+    "timed/test_spec.py": "no server",
+    "transport/test_embedded.py": "a server of its own",
+    "transport/test_flow.py": "no server",
+    "transport/test_recovery.py": "no server",
+    "transport/test_server.py": "no server",
 }
 #: All others: what a new module holds is run under these users without being named here.
-SUITE = [
-    part
-    for path in sorted(HERE.rglob("test_*.py"))
-    if (part := path.relative_to(HERE).as_posix()) not in LEFT_OUT
+MODULES = [
+    path.relative_to(HERE).as_posix()
+    for room in ROOMS
+    for path in sorted((HERE / room).glob("test_*.py"))
 ]
+SUITE = [module for module in MODULES if module not in LEFT_OUT]
 
 
 @pytest.fixture(params=["redis-8.6", "valkey-9", "redis-6.2"])
@@ -76,7 +100,7 @@ def may(admin: redis_py.Redis, user: str, *command: Any) -> bool:
 
 def under_users(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A run of pytest under the users."""
-    words = [f"tests/integration/{one}" if one.endswith(".py") else one for one in arguments]
+    words = [f"tests/{one}" if one.endswith(".py") else one for one in arguments]
     command = [sys.executable, "-m", "pytest", "-p", "tests.roles", "-q", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -191,12 +215,14 @@ def test_the_suite_runs_under_these_users(kind: str) -> None:
 
 def test_what_is_left_out_is_there() -> None:
     assert [part for part in LEFT_OUT if not (HERE / part).is_file()] == []
-    assert len(SUITE) + len(LEFT_OUT) == len(list(HERE.rglob("test_*.py")))
+    assert len(SUITE) + len(LEFT_OUT) == len(MODULES)
 
 
 @pytest.mark.slow
 def test_a_module_without_any_of_these_users_is_told() -> None:
-    run = under_users("--roles-on", "redis-8.6", "-k", "not uvloop", "test_core_commands.py")
+    run = under_users(
+        "--roles-on", "redis-8.6", "-k", "not uvloop", "transport/test_core_commands.py"
+    )
     assert run.returncode == 0
     assert "under no user: test_core_commands" in run.stdout
 
@@ -208,7 +234,7 @@ def test_a_run_that_is_refused_something_fails() -> None:
         "roles.RULES['producer'] = roles.RULES['producer'].replace('+setbit ', '')\n"
         "sys.exit(pytest.main(sys.argv[1:], plugins=[roles]))"
     )
-    part = "tests/integration/producing/test_adding.py"
+    part = "tests/producing/test_adding.py"
     arguments = ["-q", "-x", "-k", "valkey-9-async", part]
     run = subprocess.run(
         [sys.executable, "-c", program, *arguments],

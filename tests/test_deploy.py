@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from typer.main import get_command
 
 from chasqui.cli import COMMANDS, app
-from chasqui.consumer import Health
-from chasqui.consumer.config import SHUTDOWN_DEADLINE_S
+from chasqui.consuming.config import SHUTDOWN_DEADLINE_S
+from chasqui.consuming.engine import Health
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
 from chasqui.metrics.prometheus import (
     PrometheusSink,
@@ -24,7 +24,7 @@ from chasqui.metrics.prometheus import (
 )
 from chasqui.running.process import DRAIN_SLACK_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 METRIC = re.compile(r"\bchasqui(?:mq)?_[a-z0-9_]+")
 

@@ -1,10 +1,12 @@
 """What an option cannot be is refused when its owner is made, by its name."""
 
+import inspect
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
-from chasqui import Consumer, Promoter, QueueEvents, Scheduler, Worker
+from chasqui import Consumer, Promoter, QueueEvents, Scheduler, Worker, WorkerConfig
 
 
 def plain(job: Any) -> None:
@@ -73,4 +75,92 @@ def test_the_error_names_the_option(kind: Any, option: str, value: object) -> No
 
 
 def test_none_is_the_default() -> None:
-    Worker("q", plain, concurrency=None)  # type: ignore[arg-type]
+    Worker("q", plain, concurrency=None)
+
+
+# ── A worker's options in one object ────────────────────────────────────────────────────────────
+
+
+def test_a_worker_takes_each_option_of_its_config_as_a_keyword() -> None:
+    of_config = {option.name: option.type for option in fields(WorkerConfig) if option.init}
+    of_worker = dict(inspect.signature(Worker).parameters)
+    for name in ("queue_name", "handler", "config"):
+        del of_worker[name]
+    assert of_worker.keys() == of_config.keys()
+    for name, parameter in of_worker.items():
+        assert parameter.default is None, name
+        kind: Any = of_config[name]
+        assert parameter.annotation == kind | None, name
+
+
+def test_workers_that_share_a_config_have_names_of_their_own() -> None:
+    config = WorkerConfig(concurrency=3)
+    one, other = Worker("q", plain, config=config), Worker("q", plain, config=config)
+    assert config.consumer_id is None
+    assert one.consumer_id != other.consumer_id
+    assert Worker("q", plain, config=WorkerConfig(consumer_id="me")).consumer_id == "me"
+
+
+def test_a_keyword_replaces_what_the_config_says() -> None:
+    config = WorkerConfig(shutdown_deadline_s=5, consumer_id="me", concurrency=3)
+    worker = Worker("q", plain, config=config, shutdown_deadline_s=30.0, consumer_id=None)
+    assert (worker.shutdown_deadline_s, worker.consumer_id) == (30.0, "me")
+    assert worker._config.concurrency == 3
+    assert config.shutdown_deadline_s == 5
+    assert Worker("q", plain, config=config, store_results=False)._config.store_results is False
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("concurrency", None),
+        ("read_block_ms", None),
+        ("threads", 0),
+        ("processes", 0),
+        ("processes", {"mail": 0}),
+        ("timeout_ms", {"mail": "5"}),
+        ("max_attempts", None),
+        ("max_attempts", 0),
+        ("max_attempts", {"mail": 0}),
+        ("max_attempts", {"mail": None}),
+        ("backoff", "fast"),
+        ("backoff", True),
+        ("backoff", {"kind": "slow", "delay_ms": 5}),
+        ("backoff", {"kind": "fixed"}),
+        ("backoff", {"kind": "fixed", "delay_ms": 5, "mail": 5}),
+        ("backoff", {"delay_ms": 5}),
+        ("backoff", {"kind": None, "delay_ms": 5}),
+        ("backoff", {"mail": "fast"}),
+        ("backoff", {"mail": None}),
+        ("backoff", {"mail": {"delay_ms": 5}}),
+        ("credential_provider", "token"),
+        ("consumer_id", " "),
+        ("group", None),
+        ("history", 1),
+        ("concurency", 5),
+    ],
+)
+def test_a_config_is_checked_when_it_is_made(option: str, value: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=option):
+        WorkerConfig(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["processes", "timeout_ms", "max_attempts", "backoff"])
+def test_what_goes_by_name_is_refused_with_batches(option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} cannot go by name with batch"):
+        WorkerConfig(batch=5, **{option: {"mail": 1}})  # type: ignore[arg-type]
+
+
+def test_a_config_is_no_other_thing() -> None:
+    with pytest.raises(TypeError, match="config must be a WorkerConfig, got dict"):
+        Worker("q", plain, config={"concurrency": 5})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="concurency"):
+        Consumer(None, "q", concurency=5)
+    with pytest.raises(FrozenInstanceError):
+        WorkerConfig().concurrency = 5  # type: ignore[misc]
+
+
+def test_a_config_shows_no_secret() -> None:
+    config = WorkerConfig(redis_url="redis://:canary@somewhere", credential_provider=plain)  # type: ignore[arg-type]
+    assert "canary" not in repr(config)
+    assert "credential" not in repr(config)

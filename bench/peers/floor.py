@@ -12,21 +12,21 @@ from bench.peers import harness
 from bench.peers.harness import PAYLOAD, Data
 from bench.peers.limit import Limit, Wire, frames
 from bench.peers.meter import Meter
-from chasqui import scripts
-from chasqui.adding import ulids
-from chasqui.model.job import Job, job_slots
+from chasqui.model.job import Job, job_factory
+from chasqui.producing.new_jobs import ulids
+from chasqui.scripts.adding import ADD
 
 
 def bulk(url: str, n: int, size: int, body_bytes: int = 0) -> Data:
     wire = Wire(url)
-    wire.command("SCRIPT", "LOAD", scripts.ADD.source)
+    wire.command("SCRIPT", "LOAD", ADD.source)
     calls = list(frames(n, size, body_bytes))
     data = harness.payloads(1, body_bytes)[0] if body_bytes else PAYLOAD
     every, ids = [data] * size, [ulids.next(1) for _ in range(size)]
 
     def add_bulk(jobs: list[Data], frame: bytes, count: int) -> list[Job]:
         wire.send(frame)
-        made = job_slots.make(len(jobs), ids, "welcome", every, 0, 1, True, None, None)
+        made = job_factory.make(len(jobs), ids, "welcome", every, 0, 1, True, None, None)
         wire.receive(count)
         return made
 

@@ -17,10 +17,11 @@ from bench.peers import harness
 from bench.peers.chasqui import Chasqui
 from bench.peers.harness import PAYLOAD, Data, Unsupported
 from bench.peers.meter import Meter
-from chasqui import drafts, scripts
-from chasqui.adding import PLAIN
 from chasqui.model.keys import DEFAULT_GROUP, Keys
-from chasqui.plans import Plans
+from chasqui.producing import job_options
+from chasqui.producing.operations import QueueOperations
+from chasqui.producing.settings import PLAIN
+from chasqui.scripts.adding import ADD
 from chasqui.transport.request import Request
 
 READ = 1000
@@ -59,18 +60,18 @@ class Wire:
 
 def frames(n: int, size: int, body_bytes: int) -> Iterator[tuple[bytes, int]]:
     """What chasqui sends for each call of add_bulk, with the number of replies."""
-    plans = Plans(Keys("bench"), None)
+    operations = QueueOperations(Keys("bench"), None)
     data = harness.payloads(1, body_bytes)[0] if body_bytes else PAYLOAD
     jobs = [{"name": "welcome", "data": data} for _ in range(size)]
     for _ in range(n // size):
-        asked = next(plans.add(drafts.bulk(jobs, 0), PLAIN))
+        asked = next(operations.add(job_options.many(jobs, 0), PLAIN))
         requests = [asked] if isinstance(asked, Request) else list(asked)
         yield b"".join(request.frame for request in requests), sum(r.count for r in requests)
 
 
 def bulk(url: str, n: int, size: int, body_bytes: int = 0, ready: bool = True) -> Data:
     wire = Wire(url)
-    wire.command("SCRIPT", "LOAD", scripts.ADD.source)
+    wire.command("SCRIPT", "LOAD", ADD.source)
     calls = list(frames(n, size, body_bytes))
     meter = Meter(url)
     for frame, count in calls:

@@ -11,16 +11,14 @@ cdef class CommandBuffer:
     cdef char* _data            # where the bytes are: _inline or the heap
     cdef Py_ssize_t _len        # bytes written
     cdef Py_ssize_t _cap        # bytes that fit into _data
-    cdef Py_ssize_t _exports    # views handed out and not yet released
     cdef readonly Py_ssize_t commands   # commands written since the last clear
     cdef char _inline[INLINE_BYTES]
 
-    cdef int _check_free(self) except -1
     cdef char* grow(self, Py_ssize_t size) except NULL
 
     cdef inline char* reserve(self, Py_ssize_t size) except NULL:
         """Room for `size` more bytes; returns where they go. Nothing counts until `advance`."""
-        if self._exports > 0 or size > self._cap - self._len:
+        if size > self._cap - self._len:
             return self.grow(size)
         return self._data + self._len
 

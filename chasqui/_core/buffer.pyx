@@ -1,9 +1,8 @@
-"""RESP commands into one growing block of memory, handed to the transport without a copy."""
+"""RESP commands, written into one growing block of memory."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer, PyBUF_SIMPLE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
@@ -17,11 +16,7 @@ cdef extern from "Python.h":
 
 @cython.final
 cdef class CommandBuffer:
-    """A growable run of RESP commands. Owned by one thread at a time.
-
-    `view()` lends the bytes without a copy; until every view is released, writing and
-    clearing raise BufferError, so a transport that keeps a view keeps good bytes.
-    """
+    """A growable run of RESP commands. Owned by one thread at a time. `bytes(buffer)` copies it."""
 
     def __cinit__(self):
         self._data = self._inline
@@ -40,32 +35,13 @@ cdef class CommandBuffer:
     def __bytes__(self):
         return PyBytes_FromStringAndSize(self._data, self._len)
 
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        if flags & PyBUF_WRITABLE:
-            raise BufferError("a CommandBuffer is lent for reading only")
-        PyBuffer_FillInfo(view, self, self._data, self._len, 1, flags)
-        self._exports += 1
-
-    def __releasebuffer__(self, Py_buffer* view):
-        self._exports -= 1
-
-    @property
-    def is_lent(self):
-        """True while a view is out and the buffer cannot be written."""
-        return self._exports > 0
-
     @property
     def capacity(self):
         """Bytes that fit before the next allocation."""
         return self._cap
 
-    def view(self):
-        """A read-only memoryview of what was written, without a copy."""
-        return PyMemoryView_FromObject(self)
-
     def clear(self):
         """Forget what was written; the memory is kept for the next run."""
-        self._check_free()
         self._len = 0
         self.commands = 0
 
@@ -83,16 +59,10 @@ cdef class CommandBuffer:
             raise
         self.commands += 1
 
-    cdef int _check_free(self) except -1:
-        if self._exports > 0:
-            raise BufferError("the CommandBuffer has a view out; release it before writing")
-        return 0
-
     cdef char* grow(self, Py_ssize_t size) except NULL:
-        """What `reserve` does when there is no room, or a view is out."""
+        """What `reserve` does when there is no room."""
         cdef Py_ssize_t wanted
         cdef char* grown
-        self._check_free()
         if size > (<Py_ssize_t>1 << 62) - self._len:
             raise MemoryError("the CommandBuffer cannot grow that far")
         wanted = max(self._len + size, self._cap + (self._cap >> 1))

@@ -7,19 +7,6 @@ from chasqui._core.ulid import UlidFactory
 
 Argument: TypeAlias = bytes | str | int | float
 
-def xadd_jobs(
-    buffer: CommandBuffer,
-    key: bytes,
-    ulids: UlidFactory,
-    now_ms: int,
-    payloads: list[bytes],
-    names: str | list[str] = "",
-    ids: list[str | None] | None = None,
-    retries: list[bytes | None] | None = None,
-    *,
-    maxlen: int | None = None,
-    producer: bytes | None = None,
-) -> list[str]: ...
 def evalsha_jobs(
     buffer: CommandBuffer,
     sha: bytes,
@@ -33,8 +20,8 @@ def evalsha_jobs(
     retries: list[bytes | None] | None = None,
     due_ms: list[int] | None = None,
 ) -> list[str]: ...
-def cut(payloads: list[bytes], most_jobs: int, most_bytes: int) -> list[slice]: ...
-def shared(names: list[str]) -> str | None: ...
+def slices_by_size(payloads: list[bytes], most_jobs: int, most_bytes: int) -> list[slice]: ...
+def common_name(names: list[str]) -> str | None: ...
 def pack_jobs(
     ulids: UlidFactory,
     now_ms: int,
@@ -42,21 +29,6 @@ def pack_jobs(
     ids: list[str | None] | None = None,
     retries: list[bytes | None] | None = None,
 ) -> bytes: ...
-def xadd(
-    buffer: CommandBuffer, key: bytes, fields: Sequence[Argument], *, maxlen: int | None = None
-) -> None: ...
-def xadd_dlq(
-    buffer: CommandBuffer,
-    key: bytes,
-    envelope: bytes,
-    name: str,
-    source_id: bytes,
-    reason: str,
-    detail: str | None = None,
-    *,
-    extra: Sequence[Argument] | None = None,
-    maxlen: int | None = None,
-) -> None: ...
 def xadd_event(
     buffer: CommandBuffer,
     key: bytes,
@@ -65,8 +37,6 @@ def xadd_event(
     ts_ms: int,
     name: str,
     fields: Sequence[Argument] | None = None,
-    *,
-    maxlen: int | None = None,
 ) -> None: ...
 def xadd_run_event(
     buffer: CommandBuffer,
@@ -78,7 +48,6 @@ def xadd_run_event(
     duration_us: int = -1,
 ) -> None: ...
 def xackdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...
-def xack_xdel(buffer: CommandBuffer, key: bytes, group: bytes, ids: list[bytes]) -> None: ...
 def evalsha(
     buffer: CommandBuffer, sha: bytes, keys: Sequence[bytes], arguments: Sequence[Argument]
 ) -> None: ...

@@ -1,7 +1,7 @@
 """The commands of the data path, written field by field into a CommandBuffer.
 
-Whatever is per job is here. Each function appends whole commands or, when it raises, nothing.
-Keys, groups and scripts come from the caller: the core knows the shape of a command, not its meaning.
+Everything that happens once per job is here. Each function appends whole commands; if it raises, nothing.
+Keys, groups and scripts come from the caller: the core knows the form of a command, not its meaning.
 """
 
 cimport cython
@@ -34,53 +34,6 @@ cdef struct JobView:
 
 
 # ── Adding jobs ──────────────────────────────────────────────────────────────────────────────────
-
-
-def xadd_jobs(CommandBuffer buffer not None, bytes key not None, UlidFactory ulids not None, uint64_t now_ms,
-              list payloads not None, names="", list ids=None, list retries=None, *,
-              maxlen=None, bytes producer=None):
-    """One XADD per payload; returns the job ids. Ids, envelopes and frames are made in one pass.
-
-    `names` is one name for all, or a list. An id of None is drawn, a retry of None left out.
-    `maxlen` adds `MAXLEN ~ n`; `producer` adds `IDMP <producer> <job id>`.
-    """
-    cdef Py_ssize_t count = len(payloads), start = buffer._len, i
-    cdef bytes before = _arguments(b"XADD", key)
-    cdef bytes after = b"" if maxlen is None else _arguments(b"MAXLEN", b"~", maxlen)
-    cdef int arguments = 5 + (0 if maxlen is None else 3) + (0 if producer is None else 3)
-    cdef Py_ssize_t fixed = 8 * HEADER_BYTES + PyBytes_GET_SIZE(before) + PyBytes_GET_SIZE(after)
-    cdef list answer = []
-    cdef JobView job
-    cdef char* out
-    if producer is not None:
-        fixed += 4 * HEADER_BYTES + PyBytes_GET_SIZE(producer)
-    _check_columns(count, names, ids, retries)
-    ulids.begin()
-    try:
-        for i in range(count):
-            answer.append(_load(&job, i, payloads, names, ids, retries, ulids, now_ms))
-            out = buffer.reserve(fixed + job.id_size + job.envelope_size + job.name_size)
-            out = put_header(out, c'*', arguments + (2 if job.name_size else 0))
-            memcpy(out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
-            out += PyBytes_GET_SIZE(before)
-            if producer is not None:
-                out = put_bulk(out, b"IDMP", 4)
-                out = put_bulk(out, PyBytes_AS_STRING(producer), PyBytes_GET_SIZE(producer))
-                out = put_bulk(out, job.id, job.id_size)
-            memcpy(out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
-            out += PyBytes_GET_SIZE(after)
-            out = put_bulk(out, b"*", 1)
-            out = put_bulk(out, b"d", 1)
-            out = _put_job(out, &job, now_ms)
-            if job.name_size:
-                out = put_bulk(out, b"n", 1)
-                out = put_bulk(out, job.name, job.name_size)
-            buffer.advance(out)
-    except BaseException:
-        buffer._len = start
-        raise
-    buffer.commands += count
-    return answer
 
 
 def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, arguments,
@@ -124,8 +77,8 @@ def evalsha_jobs(CommandBuffer buffer not None, bytes sha not None, keys, argume
     return answer
 
 
-def cut(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
-    """Slices of the payloads, each of at most so many jobs and bytes; a payload that is larger has its own."""
+def slices_by_size(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
+    """Slices of at most `most_jobs` payloads and `most_bytes` bytes; a larger payload gets a slice of its own."""
     cdef Py_ssize_t count = len(payloads), start = 0, size = 0, i
     cdef Py_ssize_t longer
     cdef list parts = []
@@ -143,9 +96,9 @@ def cut(list payloads not None, Py_ssize_t most_jobs, Py_ssize_t most_bytes):
     return parts
 
 
-@cython.boundscheck(True)          # to compare may run anybody's code
-def shared(list names not None):
-    """The name that all of them are; None if there are several, or none."""
+@cython.boundscheck(True)          # a comparison may run user code
+def common_name(list names not None):
+    """The one name in the list; None if there are several, or none."""
     cdef Py_ssize_t count = len(names), i
     if not count:
         return None
@@ -158,9 +111,9 @@ def shared(list names not None):
 
 def pack_jobs(UlidFactory ulids not None, uint64_t now_ms, list payloads not None, list ids=None,
               list retries=None):
-    """The envelopes of a chunk of jobs as one msgpack array of texts, which a script takes apart.
+    """The envelopes of a chunk of jobs as one msgpack array of texts, which a script unpacks.
 
-    To a script that only puts them somewhere, one argument costs a third of many.
+    A script that only stores them takes a third of the time that many arguments would take.
     """
     cdef CommandBuffer buffer = CommandBuffer()
     cdef Py_ssize_t count = len(payloads), i
@@ -190,8 +143,8 @@ cdef int _check_columns(Py_ssize_t count, object names, list ids, list retries) 
 @cython.boundscheck(True)          # the lists are the caller's: another thread may shorten them
 cdef str _load(JobView* job, Py_ssize_t i, list payloads, object names, list ids, list retries,
                UlidFactory ulids, uint64_t now_ms):
-    """Point `job` at row `i`; returns its id. The lists keep what is borrowed alive: from the first
-    pointer taken here to the end of the frame no Python code may run."""
+    """Point `job` at row `i`; returns its id. The lists keep the borrowed memory alive, so no Python code
+    may run from the first pointer taken here to the end of the frame."""
     cdef object id = None if ids is None else ids[i]
     if id is None:
         ulids.step(now_ms)
@@ -252,59 +205,25 @@ cdef char* _put_number(char* out, uint64_t number) noexcept nogil:
 # ── The rest of the data path ────────────────────────────────────────────────────────────────────
 
 
-def xadd(CommandBuffer buffer not None, bytes key not None, fields, *, maxlen=None):
-    """XADD of any flat list `[field, value, …]`, in order: DLQ entries, events."""
-    if not fields or len(fields) % 2:
-        raise ValueError("fields must be a flat list of pairs")
-    cdef Py_ssize_t start = buffer._len
-    try:
-        buffer.write_header(c'*', 3 + (0 if maxlen is None else 3) + len(fields))
-        _write(buffer, b"XADD")
-        _write(buffer, key)
-        if maxlen is not None:
-            _write(buffer, b"MAXLEN")
-            _write(buffer, b"~")
-            buffer.write_argument(maxlen)
-        _write(buffer, b"*")
-        for field in fields:
-            buffer.write_argument(field)
-    except BaseException:
-        buffer._len = start
-        raise
-    buffer.commands += 1
-
-
-def xadd_dlq(CommandBuffer buffer not None, bytes key not None, bytes envelope not None, str name not None,
-             bytes source_id not None, str reason not None, str detail=None, *, extra=None, maxlen=None):
-    """XADD of a dead-lettered entry: `d`, `n` unless empty, `source_id`, `reason`, `detail`, then `extra`."""
-    cdef list fields = [b"d", envelope]
-    if name:
-        fields += [b"n", name]
-    fields += [b"source_id", source_id, b"reason", reason]
-    if detail is not None:
-        fields += [b"detail", detail]
-    if extra:
-        fields += extra
-    xadd(buffer, key, fields, maxlen=maxlen)
-
-
 def xadd_event(CommandBuffer buffer not None, bytes key not None, bytes event not None, str job_id not None,
-               uint64_t ts_ms, str name not None, fields=None, *, maxlen=None):
-    """XADD of a lifecycle event: `e`, `id`, `ts`, `n` unless empty, then `fields`."""
+               uint64_t ts_ms, str name not None, fields=None):
+    """XADD of a lifecycle event: `e`, `id`, `ts`, `n` unless it is empty, then `fields`."""
     cdef list pairs = [b"e", event, b"id", job_id, b"ts", ts_ms]
     if name:
         pairs += [b"n", name]
     if fields:
-        pairs += fields
-    xadd(buffer, key, pairs, maxlen=maxlen)
+        pairs.extend(fields)
+    if len(pairs) % 2:
+        raise ValueError("fields must be a flat list of pairs")
+    buffer.command(b"XADD", key, b"*", *pairs)
 
 
 def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes event not None, Entry entry not None,
                    uint64_t ts_ms, uint64_t attempt, long long duration_us=-1):
-    """XADD of what every run of an entry tells: that it began, and how long it took (-1: left out); and when
-    the job was created, where its id does not tell.
+    """XADD of an event that every run of an entry has: its begin or its end, with the time it took (-1: left
+    out), and the job's creation time if its id does not hold it.
 
-    The same bytes as `xadd_event` writes, without a Python object on the way: two of them go with every job.
+    Writes the same bytes as `xadd_event` without a Python object in between: every job has two of them.
     """
     cdef Py_ssize_t name_size, id_size = 0, arguments = 11
     cdef bint has_created = entry.has_untold_created()
@@ -349,18 +268,6 @@ def xadd_run_event(CommandBuffer buffer not None, bytes key not None, bytes even
 def xackdel(CommandBuffer buffer not None, bytes key not None, bytes group not None, list ids not None):
     """XACKDEL of many entry ids; one answer per id."""
     _id_command(buffer, b"XACKDEL", key, group, True, ids)
-
-
-def xack_xdel(CommandBuffer buffer not None, bytes key not None, bytes group not None, list ids not None):
-    """XACK then XDEL of the same ids, for servers without XACKDEL: two commands."""
-    cdef Py_ssize_t start = buffer._len, commands = buffer.commands
-    _id_command(buffer, b"XACK", key, group, False, ids)
-    try:
-        _id_command(buffer, b"XDEL", key, None, False, ids)
-    except BaseException:
-        buffer._len = start
-        buffer.commands = commands
-        raise
 
 
 def evalsha(CommandBuffer buffer not None, bytes sha not None, keys, arguments):
@@ -424,13 +331,3 @@ cdef int _evalsha_head(CommandBuffer buffer, bytes sha, object keys, object argu
 
 cdef int _write(CommandBuffer buffer, bytes argument) except -1:
     return buffer.write_bulk(PyBytes_AS_STRING(argument), PyBytes_GET_SIZE(argument))
-
-
-cdef bytes _arguments(object first, object second, object third=None):
-    """Arguments that repeat in every command of a bulk, framed once."""
-    cdef CommandBuffer frame = CommandBuffer()
-    frame.write_argument(first)
-    frame.write_argument(second)
-    if third is not None:
-        frame.write_argument(third)
-    return bytes(frame)

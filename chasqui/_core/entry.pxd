@@ -31,15 +31,13 @@ cdef class EntryBuilder(Builder):
     cdef readonly Py_ssize_t largest    # bytes of the largest value in it
     cdef int _base                      # the depth at which entries lie in this reply; 0: not a reply of entries
     cdef list _entries                  # what was built so far
-    cdef bytes _cursor                  # XAUTOCLAIM: where to go on
-    cdef list _deleted                  # XAUTOCLAIM: ids that are no longer in the stream
     cdef Entry _entry                   # the one under way
     cdef int _field                     # what the next value is
     cdef bytes _field_name              # if it is none of ours
-    cdef bytes _name_bytes              # the last name seen: most entries of a batch share theirs
+    cdef bytes _name_bytes              # the last name seen: most entries of a read share theirs
     cdef str _name
 
     cdef int _begin(self, int kind) except -1
-    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size, int parent_place) except -1
-    cdef int _text(self, int depth, int place, int parent_place, const char* text, Py_ssize_t size) except -1
+    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size) except -1
+    cdef int _text(self, int depth, int place, const char* text, Py_ssize_t size) except -1
     cdef int _value(self, const char* text, Py_ssize_t size) except -1

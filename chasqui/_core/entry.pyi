@@ -46,7 +46,7 @@ class Entry:
 class EntryBuilder(Builder):
     def __init__(
         self,
-        shape: Literal["streams", "range", "autoclaim"],
+        shape: Literal["streams", "range"],
         max_envelope_bytes: int = ...,
         max_bytes: int = ...,
     ) -> None: ...

@@ -1,7 +1,7 @@
-"""Stream replies straight into entries: no lists of lists in between, nothing decoded twice.
+"""Turns stream replies into entries: no nested lists in between, nothing decoded twice.
 
-An Entry holds its envelope's bytes once and knows where the parts are; the payload is cut out and
-decoded when its handler's turn comes, not before.
+An Entry holds its envelope's bytes once and knows where the parts are; the payload is copied out and
+decoded when its handler runs, not before.
 """
 
 cimport cython
@@ -31,14 +31,13 @@ cdef extern from "Python.h":
 cdef enum Shape:
     STREAMS                     # XREADGROUP of one stream: [[key, entries]] or {key: entries}
     RANGE                       # XRANGE, XCLAIM, our scripts: entries
-    AUTOCLAIM                   # XAUTOCLAIM: [cursor, entries, deleted ids from Redis 7 on]
 
 cdef enum Field:
     ENVELOPE_FIELD
     NAME_FIELD
     OTHER_FIELD
 
-cdef dict SHAPES = {"streams": STREAMS, "range": RANGE, "autoclaim": AUTOCLAIM}
+cdef dict SHAPES = {"streams": STREAMS, "range": RANGE}
 
 cdef str MALFORMED = "malformed"
 cdef str OVERSIZE = "oversize_payload"
@@ -72,7 +71,7 @@ cdef class Entry:
     @property
     def is_new(self):
         """True for a readable entry that was never delivered nor run before, and may run."""
-        # One that was handed back counts no delivery, and has been idle all the same.
+        # An entry that was given back counts no delivery, but it has been idle.
         return (self.fault is None and self.deliveries == 0 and self.idle_ms == 0 and self._view.attempt == 0
                 and not (self._view.retry.has_max_attempts and self._view.retry.max_attempts == 0))
 
@@ -82,7 +81,7 @@ cdef class Entry:
 
     @property
     def untold_created_ms(self):
-        """When the job was created, where its id does not tell that: a ULID does. Else None."""
+        """When the job was created, if its id does not hold that (a ULID does); else None."""
         return self._view.created_at_ms if self.has_untold_created() else None
 
     cdef bint has_untold_created(self) noexcept:
@@ -122,10 +121,9 @@ cdef class EntryBuilder(Builder):
     """Shapes a stream reply: `reader.read(builder)` gives a list of entries.
 
     `streams` is XREADGROUP of one stream, `range` is XRANGE, XCLAIM or a script that answers like them.
-    `autoclaim` gives `(cursor, entries, deleted ids)`. An entry may be `[id, fields]` or
-    `[id, fields, idle_ms, deliveries]`; a nil entry comes as None. Errors, nil and out-of-band messages
-    come as they are. An envelope longer than `max_envelope_bytes` is kept but not decoded. Once the
-    values of a reply have come to `max_bytes`, of the entries that follow only the ids are kept.
+    An entry may be `[id, fields]` or `[id, fields, idle_ms, deliveries]`; a nil entry comes as None. Errors,
+    nil and out-of-band messages come as they are. An envelope longer than `max_envelope_bytes` is kept but
+    not decoded. Once the values of a reply have reached `max_bytes`, only the ids of further entries are kept.
     """
 
     def __cinit__(self, str shape not None, Py_ssize_t max_envelope_bytes=1 << 20,
@@ -139,49 +137,38 @@ cdef class EntryBuilder(Builder):
         self._functions = &ENTRY_FUNCTIONS
 
     cdef object finish(self, object root):
-        if self._base == 0:
-            return root
-        if self._shape == AUTOCLAIM:
-            return self._cursor, self._entries, self._deleted
-        return self._entries
+        return root if self._base == 0 else self._entries
 
     cdef int reset(self) except -1:
         self._base = 0
-        self._entries = self._deleted = None
+        self._entries = None
         self._entry = None
-        self._cursor = None
         return 0
 
     cdef int _begin(self, int kind) except -1:
-        """The root of a reply is an aggregate: where will its entries lie?"""
+        """The root of a reply is an aggregate: note the depth of its entries."""
         if self._shape == STREAMS and kind == REDIS_REPLY_ARRAY:
             self._base = 3
         elif self._shape == STREAMS and kind == REDIS_REPLY_MAP:
             self._base = 2
         elif self._shape == RANGE and kind == REDIS_REPLY_ARRAY:
             self._base = 1
-        elif self._shape == AUTOCLAIM and kind == REDIS_REPLY_ARRAY:
-            self._base = 2
-            self._deleted = []
         self._entries = []
         self._bytes = self.left = self.largest = 0
         return 0
 
-    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size, int parent_place) except -1:
+    cdef int _open(self, int depth, int kind, int place, Py_ssize_t size) except -1:
         """An aggregate inside the reply begins."""
         cdef Entry entry
         if kind != REDIS_REPLY_ARRAY:
             raise misshapen(depth)
         if depth < self._base:
-            if self._shape == STREAMS:
-                if self._base == 3 and depth == 1 and size == 2:
-                    return 0                    # [key, entries]
-                if depth == self._base - 1 and place & 1:
-                    return 0                    # entries
-            elif depth == 1 and place in (1, 2):
-                return 0                        # entries, deleted ids
+            if self._base == 3 and depth == 1 and size == 2:
+                return 0                        # [key, entries]
+            if depth == self._base - 1 and place & 1:
+                return 0                        # entries
         elif depth == self._base:
-            if (size == 2 or size == 4) and (self._shape != AUTOCLAIM or parent_place == 1):
+            if size == 2 or size == 4:
                 entry = Entry.__new__(Entry)
                 entry.name = ""
                 if self._bytes < self._max_bytes:
@@ -197,7 +184,7 @@ cdef class EntryBuilder(Builder):
             return 0                            # fields
         raise misshapen(depth)
 
-    cdef int _text(self, int depth, int place, int parent_place, const char* text, Py_ssize_t size) except -1:
+    cdef int _text(self, int depth, int place, const char* text, Py_ssize_t size) except -1:
         """A string inside the reply."""
         if depth == self._base + 2:
             if place & 1:
@@ -213,14 +200,7 @@ cdef class EntryBuilder(Builder):
         if depth == self._base + 1 and place == 0:
             self._entry.id = PyBytes_FromStringAndSize(text, size)
             return 0
-        if self._shape == AUTOCLAIM:
-            if depth == 1 and place == 0:
-                self._cursor = PyBytes_FromStringAndSize(text, size)
-                return 0
-            if depth == 2 and parent_place == 2:
-                self._deleted.append(PyBytes_FromStringAndSize(text, size))
-                return 0
-        elif self._shape == STREAMS and depth == self._base - 1 and place & 1 == 0:
+        if self._shape == STREAMS and depth == self._base - 1 and place & 1 == 0:
             return 0                            # the stream's key
         raise misshapen(depth)
 
@@ -284,7 +264,7 @@ cdef void* entry_string(const redisReadTask* task, char* text, size_t size) exce
     if task.type != REDIS_REPLY_STRING:
         raise misshapen(builder._source.ridx)
     check_text(task, text, size)
-    builder._text(builder._source.ridx, task.idx, task.parent.idx, text, size)
+    builder._text(builder._source.ridx, task.idx, text, size)
     return <void*>builder
 
 
@@ -297,7 +277,7 @@ cdef void* entry_array(const redisReadTask* task, size_t size) except NULL:
             return <void*>builder._entries
     if builder._base == 0:
         return plain_array(task, size)
-    builder._open(builder._source.ridx, task.type, task.idx, size, task.parent.idx)
+    builder._open(builder._source.ridx, task.type, task.idx, size)
     return <void*>builder
 
 
@@ -318,7 +298,7 @@ cdef void* entry_nil(const redisReadTask* task) except NULL:
     cdef EntryBuilder builder = <EntryBuilder>task.privdata
     if is_plain(task):
         return plain_nil(task)
-    if builder._source.ridx == builder._base and (builder._shape != AUTOCLAIM or task.parent.idx == 1):
+    if builder._source.ridx == builder._base:
         builder._entries.append(None)           # Redis 6.2 answers nil for what was deleted while pending
     elif builder._source.ridx == builder._base + 1 and task.idx == 1:
         builder._entry.fault = GONE

@@ -5,7 +5,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Slots:
+cdef class InstanceFactory:
     cdef type cls
     cdef Py_ssize_t count
     cdef Py_ssize_t[MOST] offsets

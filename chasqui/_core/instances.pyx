@@ -1,4 +1,4 @@
-"""Many instances of a class with slots, made without a call to it for each: that is most of what one costs."""
+"""Makes many instances of a class with `__slots__` without calling it: the call is most of their cost."""
 
 cimport cython
 from cpython.list cimport PyList_CheckExact, PyList_New, PyList_SET_ITEM
@@ -18,33 +18,37 @@ cdef extern from "Python.h":
 
 
 class _Plain:
-    """Shows what the slot of a class is."""
+    """Shows the type of a class's slot."""
 
     __slots__ = ("slot",)
 
 
 @cython.final
-cdef class Slots:
-    """Makes instances of one class whose state is its own `__slots__`, given in their order.
+cdef class InstanceFactory:
+    """Makes instances of one class whose state is the `__slots__` of one class, given in their order: its own,
+    or those of a base.
 
-    Neither `__new__` nor `__init__` runs: what they would check, whoever calls this has checked.
+    Neither `__new__` nor `__init__` runs: the caller has checked what they would check.
     """
 
     def __init__(self, type cls not None):
-        names = cls.__dict__.get("__slots__")
-        if type(names) is not tuple or len(names) > MOST or cls.__base__ is not object:
-            raise TypeError(f"{cls.__name__} must have a tuple of at most {MOST} slots, and no base but object")
+        owners = [one for one in cls.__mro__ if one.__dict__.get("__slots__")]
+        names = owners[0].__slots__ if len(owners) == 1 else None
+        if type(names) is not tuple or len(names) > MOST:
+            raise TypeError(f"{cls.__name__} must have a tuple of at most {MOST} slots, all of one class")
         self.cls = cls
         self.count = len(names)
         for i, name in enumerate(names):
-            slot = cls.__dict__.get(name)
+            slot = owners[0].__dict__.get(name)
             if type(slot) is not type(_Plain.slot):
                 raise TypeError(f"{cls.__name__}.{name} must be a slot")
             self.offsets[i] = (<PyMemberDescrObject*>slot).d_member.offset
+        if cls.__dictoffset__ or cls.__basicsize__ != object.__basicsize__ + self.count * sizeof(PyObject*):
+            raise TypeError(f"{cls.__name__} must have no state but its slots")
 
-    @cython.boundscheck(True)  # to allocate may run anybody's finalizer, and that may change the lists
+    @cython.boundscheck(True)  # allocating may run a finalizer that changes the lists
     def make(self, Py_ssize_t count, *columns):
-        """So many instances. A column is a list of a value for each, or one value for all of them."""
+        """`count` instances. A column is a list with one value each, or one value for all of them."""
         cdef Py_ssize_t i, row
         if len(columns) != self.count:
             raise TypeError(f"{self.cls.__name__} has {self.count} slots, not {len(columns)}")

@@ -136,6 +136,8 @@ cdef bint _is_plain_id(object job_id) noexcept:
     if size > LONGEST_ID:
         return False
     text = <const unsigned char*>PyUnicode_1BYTE_DATA(job_id)
+    if size > 0 and text[0] == c'~':            # which only the steps of flows begin with
+        return False
     for i in range(size):
         if text[i] < c' ' or text[i] == c'{' or text[i] == c'}' or text[i] == 0x7F:
             return False

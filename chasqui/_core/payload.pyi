@@ -16,4 +16,12 @@ def pack_rows(
     data: list[Any],
     special: list[int],
 ) -> int: ...
+def pack_calls(
+    calls: list[Any],
+    kind: type,
+    task: object,
+    max_bytes: int,
+    payloads: list[bytes],
+    data: list[Any],
+) -> int: ...
 def unpack(data: bytes) -> Any: ...

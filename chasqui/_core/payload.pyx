@@ -1,6 +1,6 @@
 """User data to msgpack and back: exactly the types that come back as they went in.
 
-What is refused, and at which place inside the value, is told to whoever asked; the words are his.
+The caller learns what is refused and where inside the value; it chooses the words.
 """
 
 cimport cython
@@ -15,6 +15,7 @@ from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_De
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 
+from chasqui._core.arguments cimport BoundCall
 from chasqui._core.buffer cimport CommandBuffer
 from chasqui._core.envelope cimport MAX_DEPTH, fault_text
 from chasqui._core.msgpack cimport (
@@ -120,6 +121,30 @@ def pack_rows(list entries not None, Py_ssize_t start, Py_ssize_t max_bytes, lis
         data.append(value)
         if len(<dict>entry) != 2:
             special.append(i)
+        i += 1
+    return i
+
+
+def pack_calls(list calls not None, type kind not None, task, Py_ssize_t max_bytes, list payloads not None, list data not None):
+    """Pack the data of calls of one task, as long as they are that and plain; the index of the first that is not.
+
+    `kind` is the exact type of a call, which must be a BoundCall.
+    """
+    cdef Packer packer = Packer()
+    cdef CommandBuffer out = packer.out
+    cdef Py_ssize_t i = 0
+    if not issubclass(kind, BoundCall):
+        raise TypeError(f"{kind.__name__} must be a BoundCall")
+    while i < len(calls):
+        call = calls[i]
+        if type(call) is not kind or (<BoundCall>call).task is not task:
+            break
+        value = (<BoundCall>call).data
+        packer.begin(max_bytes)
+        if not packer.put(out, value, 0):
+            break
+        payloads.append(PyBytes_FromStringAndSize(out._data, out._len))
+        data.append(value)
         i += 1
     return i
 

@@ -1,4 +1,4 @@
-"""The commands of `chasqui`: one file per command or group, loaded when it is asked for."""
+"""The commands of `chasqui`: one file per command or group, imported when the command is run."""
 
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -9,13 +9,13 @@ from typer.core import TyperGroup
 from chasqui._version import VERSION
 from chasqui.cli.options import RedisUrl
 
-#: Each command and the module here that has it: a function of its name, or, for a group, `app`.
+#: Each command, and the module here that has it as a function of its name or, for a group, `app`.
 COMMANDS: Final = {
     "demo": "demo",
     "server": "server",
     "worker": "worker",
-    "promoter": "duties",
-    "scheduler": "duties",
+    "promoter": "timed",
+    "scheduler": "timed",
     "exporter": "exporter",
     "add": "add",
     "inspect": "inspect",
@@ -32,20 +32,25 @@ COMMANDS: Final = {
     "repeatable": "repeatable",
     "pause": "state",
     "resume": "state",
-    "drain": "drain",
+    "purge": "purge",
     "obliterate": "state",
     "doctor": "doctor",
     "spark": "spark",
 }
+#: Old names of commands, which still work and warn. `--help` does not list them.
+RENAMED: Final = {"drain": "purge"}
 
 
 class _Commands(TyperGroup):
-    """The commands by name. Loading all of them to run one would double the time it takes."""
+    """The commands by name. To import all of them for one would double the time that it takes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (new_name := RENAMED.get(cmd_name)) is not None:
+            typer.echo(f"chasqui: `{cmd_name}` is now called `{new_name}`", err=True)
+            cmd_name = new_name
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"chasqui.cli.{COMMANDS[cmd_name]}")

@@ -11,52 +11,42 @@ from chasqui.cli.options import (
     Backoff,
     QueueName,
     RedisUrl,
-    duration_ms,
+    duration,
     json_value,
+    number,
 )
-from chasqui.cli.output import show
+from chasqui.cli.output import say
 from chasqui.cli.run import on_queue
 
 
+# Long because typer wants every option declared here.
 def add(
     queue: QueueName,
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Which handler runs it; with --from: where a line has none."
+            metavar="NAME", help="The handler to run. With --from: for lines without a name."
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="The job's data. Default null.")
+        str | None, typer.Argument(metavar="JSON", help="The job's data. Default: null.")
     ] = None,
     source: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help='A job on each line: {"name": …, "data": …}, with delay_ms, job_id, attempts or '
-            "backoff if need be. - reads standard input.",
+            help='Add a job for each line: {"name": …, "data": …}, and if you like delay_ms, '
+            "job_id, attempts or backoff. - reads standard input.",
         ),
     ] = None,
-    skip: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --from: leave out the first N lines.")
-    ] = 0,
-    delay: Annotated[
-        int | None,
-        typer.Option(parser=duration_ms, metavar="TIME", help="Run it later: 500ms, 10s, 5m, 2h."),
-    ] = None,
+    skip: Annotated[int, number("N", "With --from: leave out the first N lines.", min=0)] = 0,
+    delay: Annotated[int | None, duration("Run it later: 500ms, 10s, 5m, 2h.")] = None,
     job_id: Annotated[
         str | None,
-        typer.Option(
-            "--id", metavar="ID", help="Its id: a second job of the same id is not added."
-        ),
+        typer.Option("--id", metavar="ID", help="Its id. No second job with this id is added."),
     ] = None,
-    unique_for: Annotated[
-        int | None,
-        typer.Option(
-            parser=duration_ms, metavar="TIME", help="How long an id stays taken. Default 1d."
-        ),
-    ] = None,
+    unique_for: Annotated[int | None, duration("How long the id is taken. Default: 1d.")] = None,
     attempts: Attempts = None,
     backoff: Backoff = None,
     redis_url: RedisUrl = None,
@@ -70,10 +60,9 @@ def add(
     """
     unique_s = None if unique_for is None else unique_for / 1000
     if source is not None:
-        if data is not None or any(x is not None for x in (delay, job_id, attempts, backoff)):
-            raise ValueError("with --from each line says its own data and options")
-        # Its progress bar is loaded with it.
-        from chasqui.cli.add_file import add_file
+        if any(one is not None for one in (data, delay, job_id, attempts, backoff)):
+            raise ValueError("with --from, each line has its own data and options")
+        from chasqui.cli.add_file import add_file  # imports rich, which the rest does not need
 
         add_file(queue, name, source, skip, unique_s, redis_url, as_json)
         return
@@ -81,12 +70,13 @@ def add(
         raise ValueError("say what to add: NAME and JSON, or --from FILE")
     if data is None and name.startswith(("{", "[")):
         raise ValueError("the name is missing: write NAME before JSON")
+    value = None if data is None else json_value(data)
     job = on_queue(
         queue,
         redis_url,
         lambda it: it.add(
             name,
-            None if data is None else json_value(data),
+            value,
             delay_ms=delay,
             job_id=job_id,
             attempts=attempts,
@@ -94,7 +84,5 @@ def add(
             unique_for=unique_s,
         ),
     )
-    if as_json:
-        show({"id": job.id, "is_new": job.is_new}, as_json=True)
-    else:
-        print(job.id if job.is_new else f"{job.id} was there already")
+    sentence = job.id if job.is_new else f"{job.id} was there already"
+    say(sentence, {"id": job.id, "is_new": job.is_new}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Adding the jobs of a file, however many."""
+"""`chasqui add --from`: adds the jobs of a file, a thousand at a time."""
 
 import itertools
 import json
@@ -12,13 +12,13 @@ from typing import IO, Any
 from rich.progress import Progress, TaskID, TextColumn
 
 from chasqui.cli.bars import progress
-from chasqui.cli.output import show
+from chasqui.cli.output import say
 from chasqui.cli.run import on_queue
 from chasqui.errors import OutcomeUnknownError
-from chasqui.queue import Queue
 from chasqui.model.words import count
+from chasqui.queue import Queue
 
-#: Jobs that are sent, and confirmed, together.
+#: Jobs that are sent together, and confirmed before the next are sent.
 _BULK = 1000
 
 
@@ -31,7 +31,7 @@ def add_file(
     redis_url: str | None,
     as_json: bool,
 ) -> None:
-    """Add them all, with a progress bar where stderr is a terminal, and print what came of it."""
+    """Add the jobs of a file and print the outcome, with a progress bar if stderr is a terminal."""
     started_s = time.perf_counter()
     is_stdin = str(source) == "-"
     total = None if is_stdin else source.stat().st_size
@@ -41,14 +41,14 @@ def add_file(
         progress(*columns, stream=sys.stderr, is_hidden=as_json) as bar,
     ):
         task = bar.add_task(f"adding to {queue}", total=total, added=0)
-        file_import = _Import(_entries(lines, name, skip), skip, bar, task)
+        file_import = _Import(_job_dicts(lines, name, skip), skip, bar, task)
         try:
             on_queue(queue, redis_url, lambda it: file_import.run(it, unique_s))
         except OutcomeUnknownError:
             bar.console.print(
                 f"lines 1 to {file_import.last_line} are in, and some of those up to "
                 f"{file_import.sent_line} may be: --skip {file_import.last_line} adds them again, "
-                "but for those with a job_id"
+                "except jobs with a job_id"
             )
             raise
         except Exception:
@@ -60,40 +60,37 @@ def add_file(
             raise
     seconds = time.perf_counter() - started_s
     added, already_there = file_import.added, file_import.already_there
-    if as_json:
-        facts = {"added": added, "already_there": already_there, "seconds": round(seconds, 3)}
-        show(facts, as_json=True)
-        return
+    facts = {"added": added, "already_there": already_there, "seconds": round(seconds, 3)}
     rest = f"; {already_there:,} were there already" if already_there else ""
-    rate = added / seconds
-    print(f"added {count(added, 'job')} in {seconds:.1f} s ({rate:,.0f} jobs/s){rest}")
+    rate = f"{added / seconds:,.0f} jobs/s"
+    say(f"added {count(added, 'job')} in {seconds:.1f} s ({rate}){rest}", facts, as_json=as_json)
 
 
 class _Import:
-    """Adds entries bulk by bulk, in order, and knows how far it got."""
+    """Adds job dicts in bulks, in order, and knows how far it got."""
 
     def __init__(
         self,
-        entries: Iterator[tuple[int, int, dict[str, Any]]],
+        jobs: Iterator[tuple[int, int, dict[str, Any]]],
         skip: int,
         bar: Progress,
         task: TaskID,
     ) -> None:
         self.added = 0
         self.already_there = 0
-        #: All lines up to this one are in.
+        #: The jobs of all lines up to this one are in the queue.
         self.last_line = skip
-        #: And those up to this one were sent.
+        #: The jobs of all lines up to this one were sent.
         self.sent_line = skip
-        self._entries = entries
+        self._jobs = jobs
         self._bar = bar
         self._task = task
 
     async def run(self, queue: Queue, unique_s: float | None) -> None:
-        while bulk := list(itertools.islice(self._entries, _BULK)):
+        while bulk := list(itertools.islice(self._jobs, _BULK)):
             self.sent_line = bulk[-1][0]
             try:
-                jobs = await queue.add_bulk([entry for _, _, entry in bulk], unique_for=unique_s)
+                jobs = await queue.add_bulk([job for _, _, job in bulk], unique_for=unique_s)
             except (ValueError, TypeError) as error:
                 raise ValueError(_with_line(error, [line for line, _, _ in bulk])) from None
             new = sum(job.is_new for job in jobs)
@@ -104,27 +101,27 @@ class _Import:
             self._bar.update(self._task, advance=size, added=self.added)
 
 
-def _entries(
+def _job_dicts(
     lines: IO[bytes], name: str | None, skip: int
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Per job its line number, the bytes of the line, and the entry for a bulk add."""
+    """The number of each line, its length in bytes, and its job."""
     for number, line in enumerate(lines, 1):
         if number <= skip or not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            job = json.loads(line)
         except RecursionError:
             raise ValueError(f"line {number} is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"line {number} is not JSON: {error}") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f'line {number} is no job: write {{"name": …, "data": …}}')
+        if not isinstance(job, dict):
+            raise ValueError(f'line {number} is not a job: write {{"name": …, "data": …}}')
         if name is not None:
-            entry.setdefault("name", name)
-        yield number, len(line), entry
+            job.setdefault("name", name)
+        yield number, len(line), job
 
 
 def _with_line(error: Exception, numbers: list[int]) -> str:
-    """What is wrong with a bulk, by the line of its file instead of its own index."""
-    told = "; ".join([str(error), *getattr(error, "__notes__", ())])
-    return re.sub(r"jobs\[(\d+)\]", lambda found: f"line {numbers[int(found[1])]}", told)
+    """The error of a bulk, with line numbers of the file instead of positions in the bulk."""
+    text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return re.sub(r"jobs\[(\d+)\]", lambda found: f"line {numbers[int(found[1])]}", text)

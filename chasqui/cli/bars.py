@@ -8,17 +8,17 @@ from rich.text import Text
 
 
 class RateColumn(ProgressColumn):
-    """How many a second, so far."""
+    """Jobs per second, since the bar began."""
 
     def render(self, task: Task) -> Text:
-        # Not task.speed, which leaves out the time before the first step: the demo's table, which
-        # does not, would contradict it.
+        # Not task.speed: it leaves out the time before the first step, so it would contradict the
+        # demo's table.
         rate = task.completed / task.elapsed if task.elapsed else 0
         return Text(f"{rate:>9,.0f} jobs/s" if rate else "", style="bold")
 
 
 def progress(*columns: ProgressColumn, stream: Any, is_hidden: bool = False) -> Progress:
-    """A progress bar that stays on the screen; none where the stream is no terminal."""
+    """A progress bar that stays on the screen; nothing if the stream is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

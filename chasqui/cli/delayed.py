@@ -1,33 +1,26 @@
-"""`chasqui delayed`: jobs that wait for their time, retries included."""
+"""`chasqui delayed`: jobs that are due later, retries included."""
 
 from typing import Annotated, Any
 
 import typer
 
-from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
+from chasqui._core.envelope import EnvelopeError
 from chasqui.cli.known import must_exist
-from chasqui.cli.options import AsJson, QueueName, RedisUrl
-from chasqui.cli.output import at_ms, show_all
+from chasqui.cli.options import AsJson, Limit, QueueName, RedisUrl, group
+from chasqui.cli.output import at_ms, show_all, show_each
 from chasqui.cli.run import on_queue, on_server
-from chasqui.transport.connection import Connection
+from chasqui.managing.entries import delayed_job
 from chasqui.model.keys import Keys
 from chasqui.timed.repeatables import scored
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
 
-app = typer.Typer(
-    help="Jobs that wait for their time, retries included.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Jobs that are due later, retries included.")
 
 
 @app.command("list")
 def list_(
-    queue: QueueName,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most jobs to show.")] = 20,
-    redis_url: RedisUrl = None,
-    as_json: AsJson = False,
+    queue: QueueName, limit: Limit = 20, redis_url: RedisUrl = None, as_json: AsJson = False
 ) -> None:
     """List delayed jobs, soonest first.
 
@@ -53,14 +46,8 @@ def cancel(
     Example: chasqui delayed cancel emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
     must_exist(queue, redis_url, as_json=as_json)
-    answers = on_queue(queue, redis_url, lambda it: it.cancel_delayed_bulk(job_ids))
-    rows = [
-        (job_id, "cancelled" if was_there else "not found")
-        for job_id, was_there in zip(job_ids, answers, strict=True)
-    ]
-    show_all(("job id", "outcome"), rows, as_json=as_json, nothing="")
-    if not all(answers):
-        raise typer.Exit(1)
+    cancelled = on_queue(queue, redis_url, lambda it: it.cancel_delayed_bulk(job_ids))
+    show_each(job_ids, cancelled, "cancelled", "not found", as_json=as_json)
 
 
 async def _listing(connection: Connection, keys: Keys, limit: int) -> list[tuple[Any, ...]]:
@@ -71,10 +58,9 @@ async def _listing(connection: Connection, keys: Keys, limit: int) -> list[tuple
 
 
 def _read(member: bytes) -> tuple[str, str, int | None]:
-    """Name, id and the number of the run to come; a member that cannot be read says so."""
+    """Name, id and next attempt of a delayed job; for an unreadable one the error as its name."""
     try:
-        name, encoded = decode_delayed_member(member)
-        envelope = decode_envelope(encoded)
+        name, envelope = delayed_job(member)
     except EnvelopeError as error:
         return f"(cannot be read: {error})", "", None
     return name, envelope.id, envelope.attempt + 1

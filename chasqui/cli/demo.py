@@ -1,53 +1,60 @@
-"""`chasqui demo`: the main job on an embedded server, with its rates, checked at the end."""
+"""`chasqui demo`: adds and runs jobs on an embedded server, shows the rates, checks the outcome."""
 
 import asyncio
 import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from chasqui import embedded
 from chasqui.cli import logs
 from chasqui.cli.bars import RateColumn
-from chasqui.cli.options import AsJson, OwnRedisUrl
+from chasqui.cli.options import AsJson, OwnRedisUrl, number
 from chasqui.cli.output import show
 from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import report_of_run, spark_is_there
-from chasqui.model.config import Endpoint
+from chasqui.consuming.current import current_job
 from chasqui.errors import ChasquiError, UnrecoverableError
-from chasqui.model.job import BackoffSpec, Job
 from chasqui.metrics import DlqRouted, MetricsSink, RetryScheduled
+from chasqui.model.config import Endpoint
+from chasqui.model.job import BackoffSpec
 from chasqui.queue import Queue
-from chasqui.worker import Worker
+from chasqui.tasks.app import App
+from chasqui.tasks.task import AsyncTask
+from chasqui.transport import embedded
 
-#: Its queue on the private server.
+#: The queue on the private server.
 _QUEUE = "demo"
-#: Jobs in one call of add_bulk: its chunks are encoded while the server works on those before.
+#: Jobs in one call of enqueue_many: it encodes a chunk while the server works on the one before.
 _BULK = 10_000
 #: Tasks that add at the same time.
 _TASKS = 100
-#: One job in so many fails the first time it runs.
+#: Of this many jobs, one fails on its first attempt.
 _FLAKY = 200
+#: A short wait for those, so that the demo ends soon.
 _RETRY = BackoffSpec.fixed(50)
-_RUN = "run by a worker"
+_TO = "ada@example.com"
 
-#: Does its part of the work and tells each time how many jobs it has done.
-Step = Callable[[Callable[[int], None]], Awaitable[None]]
+#: Moves a bar on by a number of jobs.
+Advance = Callable[[int], None]
+#: The task that most jobs call.
+Mail = AsyncTask[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a step took."""
+    """How long a step took."""
 
     what: str
     jobs: int
@@ -57,14 +64,25 @@ class Measured:
 
 @dataclass(slots=True)
 class Tally(MetricsSink):
-    """What the worker did, as its handler and its metrics tell."""
+    """What the worker has done, from its handler and its metrics."""
 
     completed: Counter[str] = field(default_factory=Counter)
     waits_ms: list[int] = field(default_factory=list)
     retries: int = 0
     dead: int = 0
-    #: The fault that the doomed job trips over has been mended.
+    #: The doomed job succeeds from now on.
     is_mended: bool = False
+    #: How many jobs there are, and whether all of them are completed.
+    total: int = 0
+    all_done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def complete(self) -> None:
+        """Note that the current job is completed."""
+        job = current_job()
+        self.completed[job.id] += 1
+        self.waits_ms.append(time.time_ns() // 1_000_000 - job.created_at_ms)
+        if len(self.completed) == self.total:
+            self.all_done.set()
 
     def retry_scheduled(self, retry: RetryScheduled, /) -> None:
         self.retries += 1
@@ -84,8 +102,8 @@ class Tally(MetricsSink):
         )
 
 
-class Board(Progress):
-    """A bar for each step and, on a line of its own so that 80 columns do, how the jobs fare."""
+class Bars(Progress):
+    """A bar for each step, and below them a line about the jobs."""
 
     note = ""
 
@@ -107,34 +125,34 @@ class Board(Progress):
 
 def demo(
     jobs: Annotated[
-        int, typer.Option(min=1000, metavar="N", help="Jobs to add in bulk, and again one by one.")
+        int, number("N", "Jobs to add in bulk, and again one by one.", min=1000)
     ] = 100_000,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where Spark is installed: draw the run as a page."),
+        typer.Option(metavar="FILE", help="If Spark is installed: write a report as a page."),
     ] = None,
     redis_url: OwnRedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to an embedded server, run them all with a worker, and show the rates.
 
-    Some jobs fail once and are retried; one is beyond help, is dead-lettered and replayed.
-    Needs no Redis: unless told otherwise it starts a private server, which is gone afterwards.
+    Some jobs fail once and are retried; one is buried in the DLQ and replayed. You need no Redis:
+    without --redis-url this starts a private server and removes it at the end.
 
     Example: chasqui demo --jobs 1000000
     """
-    logs.configure_briefly(logging.CRITICAL, as_json=as_json)  # that a job dies here is no warning
+    logs.configure_briefly(logging.CRITICAL, as_json=as_json)  # dead jobs are expected here
     console = Console(highlight=False, quiet=as_json)
     if redis_url is None:
         console.print(
-            "chasqui demo: a job queue on a private server, started now, gone when this ends.\n"
+            "chasqui demo: a job queue on a private server, started now, removed at the end.\n"
         )
         with embedded.start() as running:
             _show(running.url, _QUEUE, jobs, report, console, as_json)
         return
     queue_name = f"demo-{secrets.token_hex(4)}"
     where = Endpoint.parse(redis_url)
-    console.print(f"chasqui demo: queue {queue_name} on {where}, deleted when this ends.\n")
+    console.print(f"chasqui demo: queue {queue_name} on {where}, deleted at the end.\n")
     with deleted_after(queue_name, redis_url):
         _show(redis_url, queue_name, jobs, report, console, as_json)
 
@@ -150,37 +168,46 @@ def _show(
         console.print(report_of_run(url, queue_name, report), soft_wrap=True)
 
 
+def _tasks(app: App[None], tally: Tally) -> tuple[Mail, AsyncTask[[], None]]:
+    """The tasks of the demo: mails of which some fail once, and one job that is doomed."""
+
+    @app.task(backoff=_RETRY)
+    async def mail(number: int, to: str) -> None:
+        if to != _TO:
+            raise UnrecoverableError("the data did not survive")
+        if number % _FLAKY == 0 and current_job().attempt == 0:
+            raise RuntimeError("the demo wants this one to fail once")
+        tally.complete()
+
+    @app.task
+    async def doomed() -> None:
+        if not tally.is_mended:
+            raise UnrecoverableError("the demo wants this one dead")
+        tally.complete()
+
+    return mail, doomed
+
+
 async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[str, Any]:
     single = jobs // 20
-    total = jobs + single + jobs + 1
     ids: list[str] = []
-    tally = Tally()
-    async with Queue(queue_name, redis_url=url) as queue:
-        await queue.counts()  # dials, so that no step is charged for it
-        with Board(console) as bar:
-            measured = [
-                await _measure(
-                    bar,
-                    "add_bulk, 10,000 a call",
-                    jobs,
-                    lambda tell: _bulk(queue, jobs, ids, tell),
-                ),
-                await _measure(
-                    bar,
-                    "add, one after another",
-                    single,
-                    lambda tell: _one_by_one(queue, single, ids, tell),
-                ),
-                await _measure(
-                    bar,
-                    f"add, {_TASKS} tasks at once",
-                    jobs,
-                    lambda tell: _at_once(queue, jobs, ids, tell),
-                ),
-            ]
-            ids.append((await queue.add("doomed", {"number": -1})).id)
-            measured.append(await _run_all(bar, url, queue, total, tally))
-        counts = await queue.counts()
+    measured: list[Measured] = []
+    tally = Tally(total=jobs + single + jobs + 1)
+    async with App(queue_name, redis_url=url) as app:
+        mail, doomed = _tasks(app, tally)
+        queue = app.queue()
+        await queue.counts()  # connects, so that no step is charged for it
+        with Bars(console) as bars:
+            for what, size, step in (
+                ("enqueue_many, 10,000 a call", jobs, _bulk),
+                ("enqueue, one after another", single, _one_by_one),
+                (f"enqueue, {_TASKS} at once", jobs, _at_once),
+            ):
+                with _measure(bars, what, size, measured) as task:
+                    await step(mail, size, ids, partial(bars.advance, task))
+            ids.append((await doomed.enqueue()).id)
+            await _run_all(bars, app, queue, tally, measured)
+        counts = await app.queue().counts()
     kept = ", and an append-only file was written" if queue_name == _QUEUE else ""
     console.print()
     console.print(_table(measured))
@@ -188,11 +215,11 @@ async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[
     console.print(
         f"\nEvery one of the {len(ids):,} jobs was completed exactly once, its data intact:"
         f"\n  {tally.retries:,} failed once and were retried;"
-        f"\n  {tally.dead} was beyond help, went to the dead-letter queue, and was replayed from"
-        "\n  there once its fault was mended."
+        f"\n  {tally.dead} died, went to the DLQ (the dead-letter queue), and was replayed once it"
+        "\n  could succeed."
         f"\nEvents were on{kept}. A job waited"
         f"\n{tally.percentile(0.5):,} ms (p50) to {tally.percentile(0.99):,} ms (p99): all were"
-        " there before the worker began.",
+        " added before the worker began.",
     )
     return {
         "steps": [{**asdict(one), "jobs_per_s": round(one.jobs / one.seconds)} for one in measured],
@@ -202,108 +229,73 @@ async def _demo(url: str, queue_name: str, jobs: int, console: Console) -> dict[
     }
 
 
-async def _run_all(bar: Board, url: str, queue: Queue, total: int, tally: Tally) -> Measured:
-    """Start a worker, let it run every job, replay the one that dies."""
-    all_done = asyncio.Event()
-
-    async def handler(job: Job) -> None:
-        if job.name == "doomed":
-            if not tally.is_mended:
-                raise UnrecoverableError("the demo wants this one dead")
-        elif job.data["to"] != "ada@example.com":
-            raise UnrecoverableError("the data did not survive")
-        elif job.data["number"] % _FLAKY == 0 and job.attempt == 0:
-            raise RuntimeError("the demo wants this one to fail once")
-        tally.completed[job.id] += 1
-        tally.waits_ms.append(time.time_ns() // 1_000_000 - job.created_at_ms)
-        if len(tally.completed) == total:
-            all_done.set()
-
-    worker = Worker(queue.name, handler, redis_url=url, metrics=tally)
-    task = bar.add_task(_RUN, total=total)
-    started_s, cpu_s = time.perf_counter(), time.process_time()
-    running = asyncio.create_task(worker.run())
-    finishing = asyncio.create_task(all_done.wait())
-    while not finishing.done() and not running.done():
-        await asyncio.wait([finishing, running], timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-        bar.note = tally.line()
-        bar.update(task, completed=len(tally.completed))
-        if tally.dead and not tally.is_mended:
-            tally.is_mended = True
-            await queue.replay_dlq(name="doomed")
-    measured = Measured(
-        _RUN,
-        total,
-        time.perf_counter() - started_s,
-        time.process_time() - cpu_s,
-    )
-    bar.stop_task(task)
+async def _run_all(
+    bars: Bars, app: App[None], queue: Queue, tally: Tally, measured: list[Measured]
+) -> None:
+    """Start a worker, let it run every job, replay the job that dies."""
+    worker = app.worker_group(metrics=tally, store_results=False)
+    with _measure(bars, "run by a worker", tally.total, measured) as task:
+        running = asyncio.create_task(worker.run())
+        finishing = asyncio.create_task(tally.all_done.wait())
+        ends = [finishing, running]
+        while not finishing.done() and not running.done():
+            await asyncio.wait(ends, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            bars.note = tally.line()
+            bars.update(task, completed=len(tally.completed))
+            if tally.dead and not tally.is_mended:
+                tally.is_mended = True
+                await queue.replay_dlq(name="doomed")
     finishing.cancel()
     await worker.close()
     await running
-    return measured
 
 
-async def _measure(bar: Board, what: str, jobs: int, step: Step) -> Measured:
-    task = bar.add_task(what, total=jobs)
+@contextmanager
+def _measure(bars: Bars, what: str, jobs: int, measured: list[Measured]) -> Iterator[TaskID]:
+    """Measure a block, and show a bar for it."""
+    task = bars.add_task(what, total=jobs)
     started_s, cpu_s = time.perf_counter(), time.process_time()
-    await step(lambda done: bar.advance(task, done))
-    measured = Measured(what, jobs, time.perf_counter() - started_s, time.process_time() - cpu_s)
-    bar.stop_task(task)
-    return measured
+    yield task
+    seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+    measured.append(Measured(what, jobs, seconds, cpu_s))
+    bars.stop_task(task)
 
 
-def _data(number: int) -> dict[str, object]:
-    return {"number": number, "to": "ada@example.com"}
-
-
-def _backoff(number: int) -> BackoffSpec | None:
-    """Those that will fail once wait briefly, so that the demo need not."""
-    return _RETRY if number % _FLAKY == 0 else None
-
-
-def _entry(number: int) -> dict[str, object]:
-    entry: dict[str, object] = {"name": "mail", "data": _data(number)}
-    if number % _FLAKY == 0:
-        entry["backoff"] = _RETRY
-    return entry
-
-
-async def _bulk(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
+async def _bulk(mail: Mail, jobs: int, ids: list[str], advance: Advance) -> None:
     for start in range(0, jobs, _BULK):
-        size = min(_BULK, jobs - start)
-        added = await queue.add_bulk([_entry(number) for number in range(start, start + size)])
+        numbers = range(start, min(jobs, start + _BULK))
+        added = await mail.app.enqueue_many(mail.bind(number, _TO) for number in numbers)
         ids += [job.id for job in added]
-        tell(size)
+        advance(len(numbers))
 
 
-async def _one_by_one(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
+async def _one_by_one(mail: Mail, jobs: int, ids: list[str], advance: Advance) -> None:
     for i in range(jobs):
-        ids.append((await queue.add("mail", _data(i), backoff=_backoff(i))).id)
+        ids.append((await mail.enqueue(i, _TO)).id)
         if i % 100 == 99:
-            tell(100)
-    tell(jobs % 100)
+            advance(100)
+    advance(jobs % 100)
 
 
-async def _at_once(queue: Queue, jobs: int, ids: list[str], tell: Callable[[int], None]) -> None:
+async def _at_once(mail: Mail, jobs: int, ids: list[str], advance: Advance) -> None:
     async def one_task(share: range) -> None:
         for done, i in enumerate(share, 1):
-            ids.append((await queue.add("mail", _data(i), backoff=_backoff(i))).id)
+            ids.append((await mail.enqueue(i, _TO)).id)
             if done % 10 == 0:
-                tell(10)
-        tell(len(share) % 10)
+                advance(10)
+        advance(len(share) % 10)
 
     await asyncio.gather(*(one_task(range(start, jobs, _TASKS)) for start in range(_TASKS)))
 
 
 def _check(ids: list[str], seen: Counter[str], left: int) -> None:
-    """Raise unless what was added is what was done, each job once, and nothing is left."""
+    """Raise unless every job that was added was completed once, and nothing is left."""
     missing = len(set(ids) - seen.keys())
     repeated = sum(times - 1 for times in seen.values())
     unknown = len(seen.keys() - set(ids))
     if missing or repeated or unknown or left or len(set(ids)) != len(ids):
         raise ChasquiError(
-            f"the demo failed: of {len(ids)} jobs {missing} are missing, {repeated} came twice, "
+            f"the demo failed: of {len(ids)} jobs {missing} are missing, {repeated} ran twice, "
             f"{unknown} were never added, {left} are left"
         )
 

@@ -1,35 +1,40 @@
-"""`chasqui dlq`: looking through the dead-letter queue, running jobs again, deleting them."""
+"""`chasqui dlq`: lists dead jobs, replays them, deletes them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from chasqui.cli.known import must_exist
-from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes, moment
-from chasqui.cli.output import at_ms, show, show_all
-from chasqui.cli.run import on_queue
-from chasqui.model.config import MAX_COUNT
-from chasqui.dlq import DeadJob
+from chasqui.cli.options import AsJson, Limit, QueueName, RedisUrl, Yes, group, moment
+from chasqui.cli.output import at_ms, say, show, show_all
+from chasqui.cli.run import on_queue, on_server
 from chasqui.errors import PayloadError
-from chasqui.queue import Queue
+from chasqui.managing import dlq, state
+from chasqui.managing.dead_jobs import EVERYTHING, DeadJob, Selection
+from chasqui.model.config import MAX_COUNT
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.model.words import count
+from chasqui.producing.operations import QueueOperations
+from chasqui.queue import Queue
+from chasqui.transport.request import Plan
 
-app = typer.Typer(
-    help="Jobs that failed for good: the dead-letter queue.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Jobs that failed for good: the DLQ, or dead-letter queue.")
 
 #: How many different names or errors `show` lists.
 _MOST_COMMON = 10
 
+
+def _error_holds(text: str) -> Callable[[DeadJob], bool]:
+    return lambda job: text in _why(job)
+
+
 Ids: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="DLQ_ID", help="Only this entry, by its DLQ id; may be repeated."),
+    typer.Option("--id", metavar="DLQ_ID", help="Only the entry of this DLQ id; may be repeated."),
 ]
 Name: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only jobs of this name.")
@@ -39,18 +44,17 @@ Reason: TypeAlias = Annotated[
     typer.Option(metavar="TEXT", help="Only this reason: retries_exhausted, unrecoverable, …"),
 ]
 Error: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Only those whose error or detail holds this text."),
+    Any,  # a condition; typer knows no type for that
+    typer.Option(
+        parser=_error_holds, metavar="TEXT", help="Only if the error or detail contains this text."
+    ),
 ]
 Since: TypeAlias = Annotated[
     datetime | None,
     typer.Option(parser=moment, metavar="WHEN", help="Dead since then: 2h (ago), or ISO 8601."),
 ]
 Until: TypeAlias = Annotated[
-    datetime | None, typer.Option(parser=moment, metavar="WHEN", help="Dead until then.")
-]
-Limit: TypeAlias = Annotated[
-    int, typer.Option(min=1, metavar="N", help="The most entries, oldest first.")
+    datetime | None, typer.Option(parser=moment, metavar="WHEN", help="Dead by then.")
 ]
 
 
@@ -71,48 +75,43 @@ def peek(
 
     Example: chasqui dlq peek emails --limit 5 --since 2h
     """
-    selectors = _selectors(ids, name, reason, error, since, until)
+    selection = Selection(ids or None, name, reason, since, until, error)
     must_exist(queue, redis_url, as_json=as_json)
+    keys = Keys(queue)
 
-    async def deed(it: Queue) -> tuple[list[DeadJob], int]:
-        found = await _first(it, limit, selectors)
-        is_all = len(found) < limit or as_json
-        return found, len(found) if is_all else await _matching(it, it.delete_dlq, selectors)
+    def look() -> Plan[tuple[list[DeadJob], int]]:
+        found = yield from dlq.peek(keys, limit, selection)
+        if len(found) < limit or as_json:
+            return found, len(found)
+        return found, (yield from _matching(keys, partial(dlq.delete, keys), selection))
 
-    found, matching = on_queue(queue, redis_url, deed)
+    found, matching = on_server(redis_url, lambda it: it.run(look()), queue=queue)
     columns = ("dlq id", "dead since", "reason", "name", "job id", "source id", "detail")
     rows = [
-        (
-            job.dlq_id,
-            at_ms(job.added_ms),
-            job.reason,
-            job.name,
-            job.job_id,
-            job.source_id,
-            _why(job),
-        )
-        for job in found
+        (it.dlq_id, at_ms(it.added_ms), it.reason, it.name, it.job_id, it.source_id, _why(it))
+        for it in found
     ]
-    # The id begins with the time, and `show` has all of it.
+    # The DLQ id begins with the time, and `show` prints every field.
     spare = ("dead since", "source id")
     show_all(columns, rows, as_json=as_json, nothing="no dead jobs", spare=spare)
     if found and not as_json:
         print()
         _histogram("reason", (job.reason for job in found))
         if matching > len(found):
-            print(f"\n{_of_matching(len(found), matching, limit, selectors)} shown")
+            print(f"\n{_of_matching(len(found), matching, limit, selection)} shown")
 
 
 @app.command("show")
 def show_(
     queue: QueueName,
     dlq_id: Annotated[
-        str | None, typer.Argument(metavar="[DLQ_ID]", help="One entry; without it: all, counted.")
+        str | None,
+        typer.Argument(metavar="[DLQ_ID]", help="One entry. Without it: all of them, counted."),
     ] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead job whole, or how many there are by reason, name and error.
+    """Show one dead job in full, or how many there are by reason, name and error.
 
     Example: chasqui dlq show emails 1767225600000-0
     """
@@ -120,12 +119,10 @@ def show_(
     if dlq_id is None:
         _show_counted(queue, redis_url, as_json)
         return
-    found = on_queue(queue, redis_url, lambda it: _first(it, 1, {"ids": [dlq_id]}))
+    plan = dlq.peek(Keys(queue), 1, Selection(ids=[dlq_id]))
+    found = on_server(redis_url, lambda it: it.run(plan), queue=queue)
     if not found:
-        if as_json:
-            show({"dlq_id": dlq_id, "found": False}, as_json=True)
-        else:
-            print("not found")
+        say("not found", {"dlq_id": dlq_id, "found": False}, as_json=as_json)
         raise typer.Exit(1)
     show(_whole(found[0]), as_json=as_json)
 
@@ -144,17 +141,16 @@ def replay(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run dead jobs again, with all their attempts.
+    """Run dead jobs again, oldest first, with all their attempts.
 
-    Without --yes nothing is moved: you see how many would be. An entry whose envelope cannot be
-    read stays where it is.
+    Without --yes this moves nothing and shows how many jobs it would move. An entry whose envelope
+    cannot be read stays in the DLQ.
 
     Example: chasqui dlq replay emails --name digest --since 1d --yes
     """
-    chosen = _selectors(ids, name, reason, error, since, until)
-    must_exist(queue, redis_url, as_json=as_json)
-    done = on_queue(queue, redis_url, lambda it: _counted(it, it.replay_dlq, limit, chosen, yes))
-    _report("replay", "replayed", done, limit, chosen, yes, as_json)
+    selection = Selection(ids or None, name, reason, since, until, error)
+    change = partial(dlq.replay, QueueOperations(Keys(queue)))
+    _change(queue, redis_url, ("replay", "replayed"), change, limit, selection, yes, as_json)
 
 
 @app.command()
@@ -171,53 +167,75 @@ def delete(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead jobs for good.
+    """Delete dead jobs for good, oldest first.
 
-    Without --yes nothing is deleted: you see how many would be.
+    Without --yes this deletes nothing and shows how many jobs it would delete.
 
     Example: chasqui dlq delete emails --reason decode_failed --yes
     """
-    chosen = _selectors(ids, name, reason, error, since, until)
+    selection = Selection(ids or None, name, reason, since, until, error)
+    change = partial(dlq.delete, Keys(queue))
+    _change(queue, redis_url, ("delete", "deleted"), change, limit, selection, yes, as_json)
+
+
+def _change(
+    queue: str,
+    redis_url: str | None,
+    words: tuple[str, str],
+    change: Callable[..., Plan[int]],
+    limit: int,
+    selection: Selection,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Change the selected dead jobs, or only count them without `yes`, and print how many."""
     must_exist(queue, redis_url, as_json=as_json)
-    done = on_queue(queue, redis_url, lambda it: _counted(it, it.delete_dlq, limit, chosen, yes))
-    _report("delete", "deleted", done, limit, chosen, yes, as_json)
+    keys = Keys(queue)
+
+    def run() -> Plan[tuple[int, int, int]]:
+        total = yield from _total(keys)
+        matching = (yield from _matching(keys, change, selection)) if total > limit else None
+        changed = yield from change(limit, selection, dry_run=not yes)
+        return changed, changed if matching is None else matching, total
+
+    changed, matching, total = on_server(redis_url, lambda it: it.run(run()), queue=queue)
+    jobs = f"{changed:,} of {count(total, 'entry')}"
+    if matching > limit:
+        jobs = _of_matching(changed, matching, limit, selection)
+    verb, done = words
+    facts = {"selected": changed, "matching": matching, "in_dlq": total}
+    sentence = f"{done} {jobs}" if yes else f"would {verb} {jobs}; add --yes to do it"
+    say(sentence, {done: changed if yes else 0, **facts}, as_json=as_json)
 
 
-def _selectors(
-    ids: list[str] | None,
-    name: str | None,
-    reason: str | None,
-    error: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> dict[str, Any]:
-    """What is given to the methods of Queue that take a selection."""
-    where: Callable[[DeadJob], bool] | None = None
-    if error is not None:
-        where = lambda job: error in _why(job)  # noqa: E731
-    chosen = {"ids": ids or None, "name": name, "reason": reason, "since": since, "until": until}
-    return {**chosen, "where": where}
+def _total(keys: Keys) -> Plan[int]:
+    return (yield from state.counts(keys, DEFAULT_GROUP)).dlq
 
 
-async def _first(queue: Queue, limit: int, selectors: dict[str, Any]) -> list[DeadJob]:
-    found = []
-    async for job in queue.iter_dlq(**selectors):
-        found.append(job)
-        if len(found) == limit:
-            break
-    return found
+def _matching(keys: Keys, change: Callable[..., Plan[int]], selection: Selection) -> Plan[int]:
+    """How many dead jobs are selected, without a limit."""
+    if selection == EVERYTHING:
+        return (yield from _total(keys))
+    return (yield from change(MAX_COUNT, selection, dry_run=True))
+
+
+def _of_matching(done: int, matching: int, limit: int, selection: Selection) -> str:
+    """How many of the selected jobs, if the limit left some out."""
+    entries = count(matching, "entry")
+    selected = entries if selection == EVERYTHING else f"the {entries} that match"
+    return f"{done:,} of {selected} (--limit {limit})"
 
 
 def _show_counted(queue: str, redis_url: str | None, as_json: bool) -> None:
     counters: dict[str, Counter[str]] = {"reason": Counter(), "name": Counter(), "error": Counter()}
 
-    async def deed(it: Queue) -> None:
+    async def count_all(it: Queue) -> None:
         async for job in it.iter_dlq():
             counters["reason"][job.reason] += 1
             counters["name"][job.name] += 1
             counters["error"][_why(job)] += 1
 
-    on_queue(queue, redis_url, deed)
+    on_queue(queue, redis_url, count_all)
     if as_json:
         show(counters, as_json=True)
     elif not counters["reason"]:
@@ -257,57 +275,3 @@ def _whole(job: DeadJob) -> dict[str, Any]:
         "data": data,
         "traceback": job.traceback,
     }
-
-
-async def _counted(
-    queue: Queue,
-    deed: Callable[..., Awaitable[int]],
-    limit: int,
-    selectors: dict[str, Any],
-    yes: bool,
-) -> tuple[int, int, int]:
-    """How many dead jobs it was done to, or would be; how many match, and how many there were."""
-    total = (await queue.counts()).dlq
-    matching = await _matching(queue, deed, selectors) if total > limit else None
-    done = await deed(limit, **selectors, dry_run=not yes)
-    return done, done if matching is None else matching, total
-
-
-async def _matching(
-    queue: Queue, deed: Callable[..., Awaitable[int]], selectors: dict[str, Any]
-) -> int:
-    """How many dead jobs are meant, without a limit."""
-    if not _is_selective(selectors):
-        return (await queue.counts()).dlq
-    return await deed(MAX_COUNT, **selectors, dry_run=True)
-
-
-def _is_selective(selectors: dict[str, Any]) -> bool:
-    return any(value is not None for value in selectors.values())
-
-
-def _of_matching(done: int, matching: int, limit: int, selectors: dict[str, Any]) -> str:
-    """So many of those that are meant, where the limit left some out."""
-    entries = count(matching, "entry")
-    meant = f"the {entries} that match" if _is_selective(selectors) else entries
-    return f"{done:,} of {meant} (--limit {limit})"
-
-
-def _report(
-    verb: str,
-    done: str,
-    outcome: tuple[int, int, int],
-    limit: int,
-    selectors: dict[str, Any],
-    yes: bool,
-    as_json: bool,
-) -> None:
-    moved, matching, total = outcome
-    if as_json:
-        facts = {"selected": moved, "matching": matching, "in_dlq": total}
-        show({done: moved if yes else 0, **facts}, as_json=True)
-        return
-    told = f"{moved:,} of {count(total, 'entry')}"
-    if matching > limit:
-        told = _of_matching(moved, matching, limit, selectors)
-    print(f"{done} {told}" if yes else f"would {verb} {told}; add --yes to do it")

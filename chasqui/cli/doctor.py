@@ -1,4 +1,4 @@
-"""`chasqui doctor`: what a server can do, and which of its settings could lose jobs."""
+"""`chasqui doctor`: what a server can do, which settings could lose jobs, what the user may do."""
 
 import statistics
 import time
@@ -8,30 +8,35 @@ from typing import Annotated, Any
 
 import typer
 
-from chasqui import retention
 from chasqui._core.reply import ReplyError
 from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.rights import Rights, rights
 from chasqui.cli.run import on_server
-from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect, commands
+from chasqui.managing import retention
 from chasqui.managing.retention import Log, LogReader
-from chasqui.transport.server import ServerProfile
+from chasqui.model.keys import Keys
+from chasqui.running import target
+from chasqui.tasks.app import App
+from chasqui.tasks.serving import SCHEDULE_PREFIX, schedule_key
+from chasqui.timed import repeatables
+from chasqui.transport.connection import Connection
+from chasqui.transport.request import Effect, commands
+from chasqui.transport.server import ServerProfile, time_us
 
-#: Pings by which the latency is judged.
+#: Pings sent to measure the latency.
 _PINGS = 50
 _SLOW_MS = 20.0
 _MAX_SKEW_MS = 1000
-#: A server is short of memory, and a reader of what it may hold, from this share on.
+#: From this share on a server is short of memory, and a reader holds almost all that it may.
 _FULL = 0.9
+_MOST_SPECS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact about the server; a risk if jobs could be lost or the queue stand still."""
+    """One fact about the server. It is a risk if jobs could be lost or the queue could stop."""
 
     what: str
     found: str
@@ -42,18 +47,27 @@ class Finding:
 def doctor(
     queue: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Whose event readers, and rights to its keys, to see."),
+        typer.Option(metavar="NAME", help="The queue whose readers and rights to check."),
     ] = "chasqui",
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:APP", help="Find schedules that no task of this app has any more."
+        ),
+    ] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a server can do, what about it could lose jobs, and what the user may do.
+    """Say what a server can do, which of its settings could lose jobs, and what the user may do.
 
-    Exit code 1 if there is a risk. Changes nothing.
+    This changes nothing. Exit code 1 if there is a risk.
 
     Example: chasqui doctor --redis-url rediss://queue.example.com:6380
     """
-    findings = on_server(redis_url, lambda it: _examine(it, queue), queue=queue, is_reader=True)
+    keys = {} if app is None else schedule_keys(app)
+    findings = on_server(
+        redis_url, lambda it: _examine(it, queue, keys), queue=queue, is_reader=True
+    )
     rows = [
         ("RISK" if finding.is_risk else "ok", finding.what, finding.found, finding.advice)
         for finding in findings
@@ -63,7 +77,20 @@ def doctor(
         raise typer.Exit(1)
 
 
-async def _examine(connection: Connection, queue: str) -> list[Finding]:
+def schedule_keys(path: str) -> dict[str, set[str]]:
+    """The keys of the schedules that an app has in code, for each of its queues."""
+    found = target.find(path)
+    if not isinstance(found, App):
+        raise target.TargetError(f"{path} is no App, but a {type(found).__name__}")
+    found.worker_group()  # imports all of its modules
+    keys: dict[str, set[str]] = {task.options.queue: set() for task in found.tasks}
+    for task in found.tasks:
+        if task.options.repeat is not None:
+            keys[task.options.queue].add(schedule_key(task))
+    return keys
+
+
+async def _examine(connection: Connection, queue: str, keys: dict[str, set[str]]) -> list[Finding]:
     profile = await connection.connect()
     info, settings = await _facts(connection)
     lacks = () if profile.xackdel else ("xackdel",)
@@ -73,12 +100,15 @@ async def _examine(connection: Connection, queue: str) -> list[Finding]:
         *(_settings(profile, info, settings) if info else [_REFUSED]),
         *await _clock_and_latency(connection),
         *await _readers(connection, queue),
+        *[one for name, known in keys.items() for one in await _schedules(connection, name, known)],
         *_rights(await connection.run(rights(queue, lacks=lacks))),
     ]
 
 
 _REFUSED = Finding(
-    "settings", "INFO is refused", advice="ask again as a user who may: what could lose jobs shows"
+    "settings",
+    "INFO is refused",
+    advice="run doctor as a user with the right to INFO: it shows the risks",
 )
 
 
@@ -93,7 +123,7 @@ def _settings(
 
 
 async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]]:
-    """INFO, and the settings that it does not tell; empty where the server keeps them to itself."""
+    """INFO, and settings that it does not have; empty if the user may not see them."""
     names = (
         *("appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write"),
         *("stream-idmp-maxsize", "stream-idmp-duration"),
@@ -101,18 +131,18 @@ async def _facts(connection: Connection) -> tuple[dict[str, str], dict[str, str]
     request = commands(
         ("INFO",), *(("CONFIG", "GET", name) for name in names), effect=Effect.READ, raises=False
     )
-    info, *answers = await connection.submit(request)
+    info, *replies = await connection.submit(request)
     text = info.decode(errors="replace") if isinstance(info, bytes) else ""
-    settings = {name: _setting(answer) for name, answer in zip(names, answers, strict=True)}
+    settings = {name: _setting(reply) for name, reply in zip(names, replies, strict=True)}
     return (
         dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line),
         {name: value for name, value in settings.items() if value is not None},
     )
 
 
-def _setting(answer: Any) -> str | None:
+def _setting(reply: Any) -> str | None:
     """The value in a reply to CONFIG GET of one name, in RESP3 or RESP2."""
-    values = list(answer.values()) if isinstance(answer, dict) else answer
+    values = list(reply.values()) if isinstance(reply, dict) else reply
     if not isinstance(values, list) or not values or not isinstance(values[-1], bytes):
         return None
     return values[-1].decode(errors="replace")
@@ -127,18 +157,18 @@ def _capabilities(profile: ServerProfile) -> Finding:
     return Finding(
         "commands",
         ", ".join(name for name, there in can.items() if there) or "none of the newer ones",
-        advice="" if all(can.values()) else "the rest is done by scripts, with the same guarantees",
+        advice="" if all(can.values()) else "scripts do the rest, with the same guarantees",
     )
 
 
 def _idmp(settings: dict[str, str]) -> Finding:
-    """How long the server knows a repeated XADD of chasquimq's for what it is."""
+    """How long the server recognises a repeated XADD of chasquimq."""
     ids, seconds = settings["stream-idmp-maxsize"], settings.get("stream-idmp-duration", "unknown")
     return Finding(
         "IDMP window",
         f"{ids} ids a producer, {seconds} s",
-        advice="chasqui's adds are exact without it; a bulk of chasquimq's that is sent again is "
-        "not if it is longer",
+        advice="chasqui adds exactly once without it; chasquimq may add a bulk twice if the bulk "
+        "is longer",
     )
 
 
@@ -203,7 +233,7 @@ async def _clock_and_latency(connection: Connection) -> list[Finding]:
     times_ms = []
     for _ in range(_PINGS):
         started_s = time.perf_counter()
-        # That it is refused takes as long.
+        # A refusal takes just as long.
         await connection.execute("PING", effect=Effect.READ, raises=False)
         times_ms.append((time.perf_counter() - started_s) * 1000)
     median_ms = statistics.median(times_ms)
@@ -213,11 +243,11 @@ async def _clock_and_latency(connection: Connection) -> list[Finding]:
         advice="add in bulk, or concurrently" if median_ms > _SLOW_MS else "",
     )
     before_s = time.time()
-    answer = await connection.execute("TIME", effect=Effect.READ, raises=False)
-    if isinstance(answer, ReplyError):
+    reply = await connection.execute("TIME", effect=Effect.READ, raises=False)
+    if isinstance(reply, ReplyError):
         return [latency]
     here_s = (before_s + time.time()) / 2
-    skew_ms = round((int(answer[0]) + int(answer[1]) / 1e6 - here_s) * 1000)
+    skew_ms = round(time_us(reply) / 1000 - here_s * 1000)
     is_skewed = abs(skew_ms) > _MAX_SKEW_MS
     return [
         latency,
@@ -231,36 +261,53 @@ async def _clock_and_latency(connection: Connection) -> list[Finding]:
 
 
 async def _readers(connection: Connection, queue: str) -> list[Finding]:
-    """Who reads the events of the queue, and whether it keeps up."""
+    """The readers of the queue's events, and whether they keep up."""
     try:
         kept = await connection.run(retention.look(Log.events(Keys(queue))))
-    except ChasquiError:  # not everybody may see it
+    except ChasquiError:  # the user may lack the rights
         return []
     return [_reader(queue, one) for one in kept.readers]
+
+
+async def _schedules(connection: Connection, queue: str, known: set[str]) -> list[Finding]:
+    """The schedules that tasks have written and that no task has any more: their jobs go to the
+    dead-letter queue."""
+    specs = await connection.run(repeatables.listing(Keys(queue), _MOST_SPECS))
+    left = [spec.key for spec in specs if spec.key.startswith(SCHEDULE_PREFIX)]
+    return [
+        Finding(
+            "schedule",
+            f"{key} of queue {queue} has no task in the app",
+            is_risk=True,
+            advice=f"if no other version has it: chasqui repeatable remove {queue} {key}",
+        )
+        for key in left
+        if key not in known
+    ]
 
 
 def _reader(queue: str, reader: LogReader) -> Finding:
     is_late = reader.is_alive and reader.lag is not None and reader.lag > reader.hold * _FULL
     advice = ""
     if reader.lost:
-        advice = "events were trimmed before it had read them: let it run, or hold more for it"
+        advice = "events were trimmed before it read them: let it run, or hold more for it"
     elif is_late:
-        advice = "it holds almost all that it may: let it read faster, or hold more for it"
+        advice = "it holds almost as much as it may: let it read faster, or hold more for it"
     elif not reader.is_alive:
         advice = f"nothing is held for it: start it, or chasqui retention {queue} --forget …"
     return Finding("events reader", str(reader), bool(reader.lost) or is_late, advice)
 
 
 def _rights(found: Rights) -> Iterator[Finding]:
-    """What the user may be used for. Who lacks everything has no use for us at all: a risk."""
+    """The roles that the user has the rights for. It is a risk if there is none."""
     if found.missing is None:
-        told = "what it may do cannot be told: that takes Redis 7 and the right to ACL DRYRUN"
-        yield Finding("user", found.user, advice=told)
+        advice = "its rights are unknown: to see them takes Redis 7 and the right to ACL DRYRUN"
+        yield Finding("user", found.user, advice=advice)
         return
     able = [role for role, missing in found.missing.items() if not missing]
     lacks = [
         f"{role} lacks {', '.join(missing)}" for role, missing in found.missing.items() if missing
     ]
     yield Finding(
-        "user", f"{found.user}: {', '.join(able) or 'no part'}", not able, "; ".join(lacks)
+        "user", f"{found.user}: {', '.join(able) or 'no role'}", not able, "; ".join(lacks)
     )

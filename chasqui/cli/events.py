@@ -1,6 +1,6 @@
-"""`chasqui events` and `tail`: what happens to jobs, a line for each event.
+"""`chasqui events` and `tail`: print what happens to jobs, one line for each event.
 
-The line is chasquimq's: `<time> <event id> <event> id=<job> <name>=<value>…`, fields in order.
+A line has chasquimq's form: `<time> <event id> <event> id=<job> <name>=<value>…`, fields sorted.
 """
 
 import os
@@ -10,23 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from chasqui import events as kinds
 from chasqui.cli.known import must_exist, tell, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
 from chasqui.cli.output import at_ms, cell, escaped, print_json_line
 from chasqui.cli.run import connection_to, until_signal
+from chasqui.events import kinds
 from chasqui.events.log import GAP, EventLog, QueueEvent, parse_event
-from chasqui.model.keys import Keys
 from chasqui.events.stream import QueueEvents
+from chasqui.model.keys import Keys
 from chasqui.transport.request import Effect
 
 _PAGE = 1000
 _YEAR_9999_MS = 253_370_764_800_000
-#: Longer values are cut, as chasquimq does.
+#: Longer values are cut, as in chasquimq.
 _VALUE_CHARS = 80
 _COLOURS = {"completed": 32, "failed": 33, "retry-scheduled": 33, "dlq": 31, GAP: 31, "active": 36}
-#: A job's life is over.
 _DONE, _WAITING = kinds.COMPLETED.decode(), kinds.WAITING.decode()
+#: After one of these the job has ended.
 _ENDS = (_DONE, kinds.DLQ.decode())
 
 
@@ -35,22 +35,24 @@ def events(
     start: Annotated[
         str,
         typer.Option(
-            "--from", metavar="ID", help="Start behind an event; 0: all there are; $: from now on."
+            "--from",
+            metavar="ID",
+            help="Start after this event. 0: at the oldest; $: from now on.",
         ),
     ] = "$",
     follow: Annotated[
-        bool, typer.Option(help="Wait for more. Without it: end with those that are there.")
+        bool, typer.Option(help="Wait for more. Without it: end with the last event.")
     ] = True,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Only of jobs of this name; may be repeated."),
+        typer.Option("--name", metavar="NAME", help="Only for jobs of this name; may be repeated."),
     ] = None,
     wanted: Annotated[
         list[str] | None,
         typer.Option(
             "--event",
             metavar="EVENT",
-            help="Only these: completed, failed, dlq, …; may be repeated.",
+            help="Only this event: completed, failed, dlq, …; may be repeated.",
         ),
     ] = None,
     redis_url: RedisUrl = None,
@@ -58,13 +60,13 @@ def events(
 ) -> None:
     """Print a queue's events as they happen, until interrupted.
 
-    A line `gap` stands for events that the server dropped before they could be read.
+    A line `gap` stands for events that were trimmed before they could be read.
 
     Example: chasqui events emails --from 0 --event failed --event dlq
     """
     if not follow and start == "$":
-        start = "0"  # from now on there is nothing that is there already
-    EventLog(Keys(queue), start, block_ms=0, count=_PAGE)  # is it a place at all?
+        start = "0"  # nothing is there already that comes from now on
+    EventLog(Keys(queue), start, block_ms=0, count=_PAGE)  # checks that `start` is an id
     wants = _Wants(names=names, events=wanted)
     if follow:
         tell_if_new(queue, redis_url)
@@ -92,9 +94,9 @@ def tail(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of one job: those that are left, then more, until it is done or dead.
+    """Print the events of one job, past and coming, until it is completed or dead.
 
-    Of a job that no event is known of it says so on stderr, and waits for the first.
+    If the job has no events it says so on stderr, and waits for the first.
 
     Example: chasqui tail emails 01JH8ZT4Q5Y0V0Y9M5S1M3E7WX
     """
@@ -107,15 +109,15 @@ def tail(
             last_id = event.id
             if wants.takes(event):
                 _print(event, as_json)
-                # That it waited may be told after it was done: another process tells of it.
+                # Another process writes `waiting`, maybe only after the job was completed.
                 if not (last == _DONE and event.name == _WAITING):
                     last = event.name
         if last in _ENDS:
             return
         if not last:
             tell(
-                f"no event of job {job_id} is known: waiting for the first "
-                f"(chasqui job {queue} {job_id} tells whether there is such a job)"
+                f"job {job_id} has no events: waiting for the first "
+                f"(chasqui job {queue} {job_id} says whether there is such a job)"
             )
         async with QueueEvents(
             queue, redis_url=redis_url, last_event_id=last_id, count=_PAGE, **wants.filters
@@ -129,7 +131,7 @@ def tail(
 
 
 class _Wants:
-    """Which events are asked for; what is None does not narrow it down."""
+    """Which events to print; a filter that is None lets all through."""
 
     def __init__(self, **filters: list[str] | None) -> None:
         self.filters: dict[str, Any] = {name: some for name, some in filters.items() if some}
@@ -140,7 +142,7 @@ class _Wants:
 
 
 async def _past(queue: str, redis_url: str | None, start: str) -> AsyncIterator[QueueEvent]:
-    """The events behind `start` that are there now, page by page."""
+    """The events after `start` that the stream has now, read page by page."""
     key = Keys(queue).events
     async with connection_to(redis_url, queue=queue) as connection:
         while True:
@@ -154,7 +156,7 @@ async def _past(queue: str, redis_url: str | None, start: str) -> AsyncIterator[
 
 
 def _print(event: QueueEvent, as_json: bool) -> None:
-    """Print an event at once: somebody may be waiting for it."""
+    """Print an event and flush it, as a reader may be waiting for it."""
     if as_json:
         known = {
             "id": event.id,
@@ -169,10 +171,10 @@ def _print(event: QueueEvent, as_json: bool) -> None:
         fields["n"] = event.job_name
     ts = fields.pop("ts", None)
     when = cell(at_ms(ts)) if isinstance(ts, int) and 0 <= ts < _YEAR_9999_MS else "-"
-    told = [f"id={_short(event.job_id or '-')}"]
-    told += [f"{name}={_short(str(value))}" for name, value in sorted(fields.items())]
+    texts = [f"id={_short(event.job_id or '-')}"]
+    texts += [f"{name}={_short(str(value))}" for name, value in sorted(fields.items())]
     name = _coloured(escaped(event.name or "(unknown)"), event.name)
-    print(when, event.id or "-", name, *map(escaped, told), flush=True)
+    print(when, event.id or "-", name, *map(escaped, texts), flush=True)
 
 
 def _coloured(text: str, kind: str) -> str:

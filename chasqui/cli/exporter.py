@@ -1,4 +1,4 @@
-"""`chasqui exporter`: what queues hold, for Prometheus."""
+"""`chasqui exporter`: serves the sizes of queues to Prometheus."""
 
 import asyncio
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from chasqui.cli import logs
-from chasqui.cli.options import Group, RedisUrl
+from chasqui.cli.options import Group, QueueNames, RedisUrl, number
 from chasqui.cli.output import tell_url
 from chasqui.cli.run import until_signal
 from chasqui.errors import NotSupportedError
@@ -14,12 +14,10 @@ from chasqui.model.keys import DEFAULT_GROUP
 
 
 def exporter(
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="Their names.")],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="Where it listens.")
-    ] = 9465,
+    queues: QueueNames,
+    port: Annotated[int, number("PORT", "The port to listen on.", min=0, max=65535)] = 9465,
     address: Annotated[
-        str, typer.Option(metavar="HOST", help="0.0.0.0 for all interfaces; there is no password.")
+        str, typer.Option(metavar="HOST", help="0.0.0.0 for all interfaces. There is no password.")
     ] = "127.0.0.1",
     group: Group = DEFAULT_GROUP,
     redis_url: RedisUrl = None,
@@ -27,10 +25,10 @@ def exporter(
     log_level: logs.LogLevel = None,
     as_json: logs.JsonLog = False,
 ) -> None:
-    """Serve what queues hold to Prometheus, until SIGTERM or SIGINT.
+    """Serve the sizes of queues to Prometheus, until SIGTERM or SIGINT.
 
-    Each scrape looks at the queues anew; metrics of what workers do come from the
-    workers themselves, by PrometheusSink.
+    Each scrape looks at the queues again. Metrics about the work come from the
+    workers themselves, through PrometheusSink.
 
     Example: chasqui exporter emails invoices --port 9465 --address 0.0.0.0
     """

@@ -1,4 +1,4 @@
-"""One queue at one moment, for `inspect`, `watch` and `top`; and what two such moments tell."""
+"""What a queue holds at one moment, and how that changes: for `inspect`, `watch` and `top`."""
 
 import time
 from collections import deque
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chasqui._core.reply import ReplyError
-from chasqui.transport.connection import Connection
+from chasqui.managing import state
+from chasqui.managing.state import Counts
 from chasqui.model.keys import Keys
-from chasqui.plans import Plans
-from chasqui.queue import Counts
 from chasqui.timed.repeatables import scored
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, commands
-from chasqui.transport.server import mapping, mappings, uptime_s
+from chasqui.transport.server import mapping, mappings, time_us, uptime_s
 
-#: Moments that are remembered: a minute, at a look per second.
+#: Looks that are remembered: one minute's, at one per second.
 HISTORY: Final = 60
-#: A worker that was not seen for this long is likely gone: it asks for jobs every few seconds, and
-#: renews what it holds.
+#: A worker that was silent for this long is likely gone: a live one asks for jobs every few seconds
+#: and renews its leases.
 SILENT_MS: Final = 60_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
@@ -29,7 +29,7 @@ class WorkerFacts:
 
     name: str
     pending: int
-    #: Since it last asked for jobs, or renewed some.
+    #: Since it last asked for jobs or renewed a lease.
     idle_ms: int
 
 
@@ -40,22 +40,22 @@ class Facts:
     #: When it was looked at, by the monotonic clock.
     at_s: float
     counts: Counts
-    #: How late the first delayed job is; None if there is none.
+    #: How overdue the first delayed job is; None if there is none.
     delayed_lag_ms: int | None
     has_group: bool
-    #: Entries that ever came into the stream; None where the server does not count them.
+    #: Entries that were ever added to the stream; None if the server does not count them.
     entered: int | None
-    #: Finished jobs that are kept, where workers write history.
+    #: Finished jobs in the history, if workers write one.
     history: int
-    #: All consumers of the group, also those that are gone.
+    #: All consumers of the group, dead ones included.
     consumers: list[WorkerFacts]
-    #: Whether it can be told who of them is live. While the queue is paused they ask for nothing;
-    #: and a server that reads its log of commands at its start sees all of them there.
+    #: Whether their silence says which are live. While the queue is paused, none asks for jobs; and
+    #: a server that replays its append-only file at its start counts that as seeing them all.
     tells_live: bool
 
     @property
     def live(self) -> list[WorkerFacts]:
-        """The workers that were seen lately; all of them where nobody can tell."""
+        """The workers seen in the last minute; all of them if that is unknown."""
         return [one for one in self.consumers if not self.tells_live or one.idle_ms < SILENT_MS]
 
     @property
@@ -64,11 +64,11 @@ class Facts:
 
     @property
     def left(self) -> int | None:
-        """Entries that ever left the stream: done, dead, or delayed for a retry."""
+        """Entries that ever left the stream: completed, dead, or delayed for a retry."""
         return None if self.entered is None else self.entered - self.depth
 
     def rows(self) -> dict[str, Any]:
-        """The facts by name. The first six are chasquimq's, in its words."""
+        """The facts by name. The first six have chasquimq's names."""
         counts, live = self.counts, len(self.live)
         return {
             "stream depth": self.depth,
@@ -86,8 +86,8 @@ class Facts:
 
 
 async def look(connection: Connection, keys: Keys, group: str) -> Facts:
-    """The facts of now."""
-    counts = Counts.of(await connection.run(Plans(keys).counts(group)))
+    """The facts at this moment."""
+    counts = await connection.run(state.counts(keys, group))
     request = commands(
         ("XINFO", "GROUPS", keys.stream),
         ("XINFO", "STREAM", keys.stream),
@@ -100,8 +100,7 @@ async def look(connection: Connection, keys: Keys, group: str) -> Facts:
         raises=False,
     )
     groups, stream, oldest, time_, consumers, info, history = await connection.submit(request)
-    seconds, micros = time_
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    now_ms = time_us(time_) // 1000
     names = [one.get(b"name") for one in mappings(groups)]
     return Facts(
         at_s=time.monotonic(),
@@ -133,16 +132,16 @@ class History:
         return self._looks[-1]
 
     def series(self, row: str) -> list[float]:
-        """A row's numbers, oldest first."""
+        """The numbers of a row, oldest first."""
         return [float(value or 0) for facts in self._looks for value in (facts.rows()[row],)]
 
     def change(self, row: str) -> float | None:
-        """What a row has gained since the look before; None if there was none."""
+        """How much a row has grown since the look before; None if this is the first."""
         series = self.series(row)
         return series[-1] - series[-2] if len(series) > 1 else None
 
     def rates(self, which: str) -> list[float]:
-        """What `entered` or `left` the stream per second, from look to look."""
+        """Entries per second that have `entered` or `left` the stream, for each pair of looks."""
         found = []
         for before, after in zip(self._looks, list(self._looks)[1:], strict=False):
             old, new = getattr(before, which), getattr(after, which)
@@ -152,7 +151,7 @@ class History:
 
 
 def sparkline(values: Iterable[float], width: int) -> str:
-    """The last values as a line of bars; the highest is a full one."""
+    """The last `width` values as a line of bars; the highest value has a full one."""
     last = list(values)[-width:]
     most = max(last, default=0)
     if most <= 0:

@@ -6,7 +6,7 @@ import typer
 
 from chasqui.cli.known import must_exist
 from chasqui.cli.options import AsJson, QueueName, RedisUrl
-from chasqui.cli.output import show_all
+from chasqui.cli.output import show_each
 from chasqui.cli.run import on_queue
 from chasqui.queue import Queue
 
@@ -17,23 +17,17 @@ def free(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let ids be used again before their time is over.
+    """Let ids be used again at once, before the time that they stay taken is over.
 
-    No job is deleted: if one of that id still waits, there may be two. Exit code 1 if one of them
-    was free already.
+    This deletes no job: if a job with that id is still waiting, there may be two. Exit code 1 if
+    one of the ids was free already.
 
     Example: chasqui free emails order-17
     """
 
-    async def deed(it: Queue) -> list[bool]:
+    async def free_all(it: Queue) -> list[bool]:
         return [await it.free_job_id(job_id) for job_id in job_ids]
 
     must_exist(queue, redis_url, as_json=as_json)
-    answers = on_queue(queue, redis_url, deed)
-    rows = [
-        (job_id, "freed" if was_taken else "was free")
-        for job_id, was_taken in zip(job_ids, answers, strict=True)
-    ]
-    show_all(("job id", "outcome"), rows, as_json=as_json, nothing="")
-    if not all(answers):
-        raise typer.Exit(1)
+    freed = on_queue(queue, redis_url, free_all)
+    show_each(job_ids, freed, "freed", "was free", as_json=as_json)

@@ -1,4 +1,4 @@
-"""`GET /healthz` for whoever watches over processes: 200 while work can be done, else 503."""
+"""Answers `GET /healthz` for whatever watches a worker: 200 if it can work, else 503."""
 
 import json
 import logging
@@ -9,12 +9,13 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
+from chasqui.running.runnable import Runnable
 from chasqui.running.supervisor import Supervisor
-from chasqui.worker import Worker
+from chasqui.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
 
-#: What there is to say, with a `status`: anything but `ok` is a 503.
+#: Returns the body of the answer. A `status` other than `ok` means 503.
 Check: TypeAlias = Callable[[], dict[str, Any]]
 
 OK = "ok"
@@ -22,9 +23,8 @@ OK = "ok"
 
 @contextmanager
 def serving(port: int | None, check: Check) -> Iterator[None]:
-    """Answer on all interfaces of this machine, from a thread, so that a busy loop does not matter.
-
-    None: no port, nothing is answered. 0: a free one; the log says which.
+    """Answer on all interfaces of this machine, from a thread, so that a busy event loop cannot
+    delay it. With None as the port there is no server; 0 takes a free port, and the log names it.
     """
     if port is None:
         yield
@@ -32,10 +32,10 @@ def serving(port: int | None, check: Check) -> Iterator[None]:
     try:
         server = ThreadingHTTPServer(("", port), _handler(check))
     except OSError as error:
-        raise OSError(f"no health on port {port}: {error.strerror}") from None
+        raise OSError(f"cannot answer on health port {port}: {error.strerror}") from None
     server.daemon_threads = True
     fields = {"port": server.server_port}
-    logger.info("health is answered on port %d", server.server_port, extra=fields)
+    logger.info("answering /healthz on port %d", server.server_port, extra=fields)
     thread = threading.Thread(target=server.serve_forever, name="chasqui-health", daemon=True)
     thread.start()
     try:
@@ -45,8 +45,11 @@ def serving(port: int | None, check: Check) -> Iterator[None]:
         server.server_close()
 
 
-def of_worker(worker: Worker) -> Check:
-    """How one worker is: starting, ok, disconnected, draining; and all of its `Health`."""
+def of_worker(worker: Runnable) -> Check:
+    """The status of a worker or a group: starting, ok, disconnected or draining; its `Health`."""
+    whose: dict[str, Any] = {"queue": worker.name}
+    if isinstance(worker, WorkerGroup):
+        whose = {"group": worker.name, "queues": worker.queues}
 
     def check() -> dict[str, Any]:
         health = worker.health()
@@ -55,13 +58,13 @@ def of_worker(worker: Worker) -> Check:
         status = OK if health.is_connected else "disconnected"
         if worker.is_closed:
             status = "draining"
-        return {"status": status, "queue": worker.name, **asdict(health)}
+        return {"status": status, **whose, **asdict(health)}
 
     return check
 
 
 def of_supervisor(supervisor: Supervisor) -> Check:
-    """How many of the processes have their worker running: starting, ok, draining."""
+    """The status of many processes: starting, ok or draining; and how many are running."""
 
     def check() -> dict[str, Any]:
         running, wanted = supervisor.running, supervisor.count
@@ -90,6 +93,6 @@ def _handler(check: Check) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Probes come every few seconds: nothing to write home about."""
+            """Log nothing: probes come every few seconds."""
 
     return Handler

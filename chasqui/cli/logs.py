@@ -1,6 +1,6 @@
-"""What commands log, to stderr: a line for people or a JSON object for programs.
+"""Logs of commands, on stderr: a line for people or a JSON object for programs.
 
-`chasqui worker` runs somebody else's program: where that sets logging up, it is left as it is.
+`chasqui worker` runs your program. If your program sets logging up, this leaves it as it is.
 """
 
 import enum
@@ -15,15 +15,14 @@ from typing import Annotated, Any, Final, TextIO, TypeAlias
 import typer
 
 from chasqui.cli.output import escaped, to_json
-from chasqui.consumer import processes
-from chasqui.consumer.holdings import running_slot
-from chasqui.model.job import Job
+from chasqui.consuming import processes
+from chasqui.consuming.current import job_fields
 
 _OURS: Final = "chasqui"
-#: What is not worth a line above the output of each command: advice about the server, which
-#: `doctor` gives, and a lost server, of which the command itself tells.
+#: Loggers that short commands silence: `doctor` gives the advice about the server, and a command
+#: reports a lost server itself.
 _NOT_IN_BRIEF: Final = ("chasqui.transport.server", "chasqui.transport.recovery")
-#: What a record has before anybody gave it fields of his own.
+#: The attributes that every record has; all others are fields that a caller added.
 _STANDARD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"))
 
 
@@ -39,32 +38,29 @@ class Level(enum.StrEnum):
     error = "error"
 
 
-LogFormat: TypeAlias = Annotated[Format, typer.Option(help="How the log reads.")]
+LogFormat: TypeAlias = Annotated[Format, typer.Option(help="The form of the log.")]
 JsonLog: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, the log included.")]
 LogLevel: TypeAlias = Annotated[
     Level | None,
-    typer.Option(help="What of chasqui's own is worth a line in the log. Default: info."),
+    typer.Option(help="The lowest level of chasqui's own records to log. Default: info."),
 ]
 
 
 def configure(
     log_format: Format = Format.text, log_level: Level | None = None, as_json: bool = False
 ) -> None:
-    """Log to stderr from now on; of others' loggers only warnings. A second call replaces it.
+    """Log to stderr from now on; of other loggers only warnings. A second call replaces the first.
 
-    `as_json` is the short way to say Format.json.
+    `as_json` is short for Format.json.
     """
     is_json = as_json or log_format is Format.json
-    _install(JsonFormatter() if is_json else TextFormatter())
-    logging.getLogger().setLevel(logging.WARNING)
-    _set_levels(_number(log_level))
+    level = logging.getLevelNamesMapping()[(log_level or Level.info).upper()]
+    _install(JsonFormatter() if is_json else TextFormatter(), level)
 
 
 def configure_briefly(log_level: int = logging.WARNING, *, as_json: bool = False) -> None:
-    """The same for a command that ends by itself: `chasqui: ` and a sentence."""
-    _install(JsonFormatter() if as_json else BriefFormatter())
-    logging.getLogger().setLevel(logging.WARNING)
-    _set_levels(log_level)
+    """The same for a short command: `chasqui: ` and a sentence."""
+    _install(JsonFormatter() if as_json else BriefFormatter(), log_level)
     for name in _NOT_IN_BRIEF:
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -73,11 +69,11 @@ def configure_briefly(log_level: int = logging.WARNING, *, as_json: bool = False
 def around_load(
     log_format: Format = Format.text, log_level: Level | None = None, as_json: bool = False
 ) -> Iterator[None]:
-    """Around the import of a program, which may set logging up: then its handlers and levels are
-    used, for our records too. Else log to stderr what it has no handler for, from INFO on.
+    """Around the import of a program. If it sets logging up, its handlers and levels are used, for
+    our records too. If not, records from INFO on that it has no handler for go to stderr.
     """
     configure(log_format, log_level, as_json)
-    # Processes of its handlers import it once more.
+    # The processes that run its handlers import it again.
     processes.around_import = partial(around_load, log_format, log_level, as_json)
     root, ours = logging.getLogger(), logging.getLogger(_OURS)
     handler = _uninstall()
@@ -98,15 +94,20 @@ def around_load(
             ours.setLevel(logging.NOTSET)
 
 
-def _install(formatter: logging.Formatter) -> None:
+def _install(formatter: logging.Formatter, our_level: int) -> None:
     _uninstall()
     handler = _Handler()
     handler.setFormatter(formatter)
-    logging.getLogger().addHandler(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger(_OURS).setLevel(our_level)
+    for name in _NOT_IN_BRIEF:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def _uninstall() -> "_Handler | None":
-    """Our handler, no longer in use."""
+    """Remove our handler from the root logger, and return it."""
     root, found = logging.getLogger(), None
     for one in root.handlers[:]:
         if isinstance(one, _Handler):
@@ -114,31 +115,21 @@ def _uninstall() -> "_Handler | None":
     return found
 
 
-def _number(log_level: Level | None) -> int:
-    return logging.getLevelNamesMapping()[(log_level or Level.info).upper()]
-
-
-def _set_levels(log_level: int) -> None:
-    logging.getLogger(_OURS).setLevel(log_level)
-    for name in _NOT_IN_BRIEF:
-        logging.getLogger(name).setLevel(logging.NOTSET)
-
-
 def _enable() -> None:
-    """`dictConfig` disables all loggers that it does not name and that were made before it. Ours
-    were only because this command runs the program, and not the other way round."""
+    """Enable our loggers again. `dictConfig` disables loggers that existed before it and that it
+    does not name; ours existed only because this command imports the program."""
     for name, logger in logging.root.manager.loggerDict.items():
         if _is_ours(name) and isinstance(logger, logging.Logger):
             logger.disabled = False
 
 
 class BriefFormatter(logging.Formatter):
-    """`chasqui: ` and the message, which may hold a job's name: on one line, whatever is in it."""
+    """`chasqui: ` and the message, on one line even if a job's name in it has line breaks."""
 
     def format(self, record: logging.LogRecord) -> str:
         lines = [self._head(record)]
         if record.exc_info:
-            # Behind the margin, so that no text of an error looks like a record.
+            # Indented, so that no text of an error looks like a record.
             trace = self.formatException(record.exc_info)
             lines += [f"  {escaped(line)}" for line in trace.split("\n")]
         if record.stack_info:
@@ -150,8 +141,8 @@ class BriefFormatter(logging.Formatter):
 
 
 class TextFormatter(BriefFormatter):
-    """Time, level, logger, the job that logs it, and the message: ours on one line, a program's as
-    it wants it."""
+    """Time, process, level, logger, the job that logs, and the message. Our messages are put on one
+    line; those of the program are left as they are."""
 
     def _head(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
@@ -163,7 +154,7 @@ class TextFormatter(BriefFormatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object: time, level, logger, message, the fields of the record, and its traceback."""
+    """A JSON object: time, level, process, logger, message, the record's fields, its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC)
@@ -181,13 +172,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def error_as_json(message: str, **fields: Any) -> str:
-    """What ends a command, as a line of a log of JSON."""
+    """The error that ends a command, in the form of a JSON log line."""
     facts = {"name": _OURS, "levelname": "ERROR", "msg": message, **fields}
     return JsonFormatter().format(logging.makeLogRecord(facts))
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """To what is stderr at the moment."""
+    """Writes to whatever sys.stderr is at the moment."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -202,7 +193,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _has_no_other(record: logging.LogRecord) -> bool:
-    """Whether the program has no handler of its own for this record: else it would show twice."""
+    """Whether the program has no handler for this record; if it has one, ours would repeat it."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None and logger.parent is not None:
         if any(not isinstance(one, logging.NullHandler) for one in logger.handlers):
@@ -212,13 +203,7 @@ def _has_no_other(record: logging.LogRecord) -> bool:
 
 
 def _name_job(record: logging.LogRecord) -> bool:
-    """Give a record that a handler's run logs the fields of its job."""
-    slot, job = running_slot.get(None), processes.running_job.get()
-    if hasattr(record, "job_id"):
-        return True
-    if slot is not None and (entry := slot.entry) is not None:
-        record.job_id, record.job_name = entry.job_id, entry.name
-        record.attempt = entry.attempt + 1
-    elif isinstance(job, Job):
-        record.job_id, record.job_name, record.attempt = job.id, job.name, job.attempt + 1
+    """Add the job's fields to a record that a handler logs during its run."""
+    if not hasattr(record, "job_id"):
+        vars(record).update(job_fields() | vars(record))
     return True

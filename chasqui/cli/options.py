@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and how their values read."""
+"""Arguments and options that several commands share, and how their values are parsed."""
 
 import json
 import re
@@ -8,8 +8,13 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: A thousand years: what is so long ago still has a date.
+#: A thousand years: a moment that long ago still has a date.
 _LONGEST_MS = 365_000 * 86_400_000
+
+
+def group(help: str) -> typer.Typer:
+    """A command that has commands of its own."""
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 
 def duration_ms(text: str) -> int:
@@ -24,7 +29,8 @@ def duration_ms(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """A moment given in ISO 8601 (UTC unless it says otherwise), or as how long ago: 2h."""
+    """The moment that the text names: an ISO 8601 time, in UTC unless it has a zone, or how long
+    ago it was, as 2h."""
     try:
         ago_ms = duration_ms(text)
     except typer.BadParameter:
@@ -38,6 +44,16 @@ def moment(text: str) -> datetime:
     return datetime.now(UTC) - timedelta(milliseconds=ago_ms)
 
 
+def number(metavar: str, help: str, *, min: int = 1, max: int | None = None) -> Any:
+    """An option for a whole number."""
+    return typer.Option(metavar=metavar, help=help, min=min, max=max)
+
+
+def duration(help: str) -> Any:
+    """An option for a time, in milliseconds."""
+    return typer.Option(parser=duration_ms, metavar="TIME", help=help)
+
+
 def json_value(text: str) -> Any:
     """The value of JSON text from the command line."""
     try:
@@ -49,7 +65,7 @@ def json_value(text: str) -> Any:
 
 
 def _or_of_root(context: typer.Context, value: str | None) -> str | None:
-    """The option may stand before the command as well as behind it."""
+    """The option's value: it may also stand before the command."""
     parent = context.parent
     while value is None and parent is not None:
         value = parent.params.get("redis_url")
@@ -58,6 +74,9 @@ def _or_of_root(context: typer.Context, value: str | None) -> str | None:
 
 
 QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+QueueNames: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="QUEUE", help="The queues' names.")
+]
 RedisUrl: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -69,11 +88,13 @@ RedisUrl: TypeAlias = Annotated[
         help="The server. Default: $CHASQUI_URL, $REDIS_URL, or the one on this machine.",
     ),
 ]
-#: Of commands that have a server of their own: no variable may turn them loose on a real one.
+#: For commands that start a server of their own: no variable may point them at a real one.
 OwnRedisUrl: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--redis-url", metavar="URL", help="Use this server, and a queue that is deleted after."
+        "--redis-url",
+        metavar="URL",
+        help="Use this server, with a queue that is deleted at the end.",
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -81,12 +102,6 @@ Group: TypeAlias = Annotated[str, typer.Option(metavar="NAME", help="The consume
 Yes: TypeAlias = Annotated[
     bool, typer.Option("--yes", "-y", help="Do it. Without it you only see what would be done.")
 ]
-Attempts: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="The most runs, the first one included.")
-]
-Backoff: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        parser=duration_ms, metavar="TIME", help="The wait before each retry: 500ms, 10s."
-    ),
-]
+Limit: TypeAlias = Annotated[int, number("N", "Take at most N of them.")]
+Attempts: TypeAlias = Annotated[int | None, number("N", "Run it at most N times, with retries.")]
+Backoff: TypeAlias = Annotated[int | None, duration("The wait before each retry: 500ms, 10s.")]

@@ -1,7 +1,7 @@
 """What commands print: aligned tables for people, tabs for pipes, JSON for programs.
 
-What comes out of Redis may hold anything; control characters are escaped, so that a job's name
-cannot command the reader's terminal.
+Values from Redis may hold anything. Control characters are escaped, so that a job's name cannot
+send commands to the reader's terminal.
 """
 
 import json
@@ -10,16 +10,18 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
-# Python does not call them printable, but they command nothing, and emoji are made of them.
+import typer
+
+# Not printable by Python's rules, but harmless, and emoji are made of them.
 _JOINERS = "\u200c\u200d"
-# What JSON leaves as it is, and a terminal obeys.
+# Characters that JSON leaves as they are and that a terminal obeys.
 _OBEYED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def show(record: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one thing: a line for each of its facts."""
+    """Print one thing: a line for each of its fields."""
     if as_json:
         _print_json(record)
         return
@@ -40,9 +42,9 @@ def show_all(
     nothing: str,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print many things of a kind: a row each, or `nothing` if there are none.
+    """Print many things of a kind: a row each, or the text `nothing` if there are none.
 
-    `spare` are columns that a terminal does without, for it has 80 of its own.
+    `spare` names columns that are left out in a terminal, which is 80 characters wide.
     """
     rows = list(rows)
     if as_json:
@@ -52,11 +54,29 @@ def show_all(
         print(nothing)
     elif sys.stdout.isatty():
         kept = [i for i, column in enumerate(columns) if column not in spare]
-        _print_table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+        print_table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
     else:
         print("\t".join(columns))
         for row in rows:
             print("\t".join(map(cell, row)))
+
+
+def say(sentence: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print an outcome: a sentence for people, or its facts as JSON."""
+    if as_json:
+        _print_json(facts)
+    else:
+        print(sentence)
+
+
+def show_each(
+    job_ids: Sequence[str], outcomes: Sequence[bool], yes: str, no: str, *, as_json: bool
+) -> None:
+    """Print what became of each job, the word `yes` or `no`. Exit code 1 if there is a `no`."""
+    rows = [(one, yes if done else no) for one, done in zip(job_ids, outcomes, strict=True)]
+    show_all(("job id", "outcome"), rows, as_json=as_json, nothing="")
+    if not all(outcomes):
+        raise typer.Exit(1)
 
 
 def cell(value: Any) -> str:
@@ -71,23 +91,23 @@ def cell(value: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text without anything that a terminal would obey."""
+    """The text with every character escaped that a terminal would obey."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def as_names(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a table by names that programs like: `DLQ depth` is `dlq_depth`."""
+    """The rows of a table, with names for programs: `DLQ depth` becomes `dlq_depth`."""
     bare = str.maketrans(" ", "_", "()")
     return {name.lower().translate(bare): value for name, value in rows.items()}
 
 
 def print_json_line(value: Any) -> None:
-    """Print a JSON object on a line of its own, at once: one of many to come."""
+    """Print one of several JSON objects, each on its own line, and flush it."""
     print(to_json(value), flush=True)
 
 
 def tell_url(url: str, *, as_json: bool) -> None:
-    """Print where something can be reached from now on."""
+    """Print the URL of a server that has just started."""
     if as_json:
         print_json_line({"url": url})
     else:
@@ -95,15 +115,22 @@ def tell_url(url: str, *, as_json: bool) -> None:
 
 
 def at_ms(unix_ms: int) -> datetime | int:
-    """The moment of a time in Redis; the number itself where no calendar has that moment."""
+    """A time from Redis as a datetime; the number itself if no calendar has that moment."""
     try:
         return datetime.fromtimestamp(unix_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return unix_ms
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    # Loaded here: what is piped, or JSON, does without.
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    title: str | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Print a table that fits the terminal, by default on stdout."""
+    # Imported here: piped output and JSON do not need it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -119,7 +146,12 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False, file=file)
+    if title is not None:
+        console.print(Text(escaped(title), style="bold underline"))
+    console.print(table)
+    if title is not None:
+        console.print()
 
 
 def _lines(value: Any) -> list[str]:
@@ -141,14 +173,14 @@ def _print_json(value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """The value as JSON that every program takes, and that commands no terminal."""
+    """The value as JSON that every parser accepts and that no terminal obeys."""
     text = json.dumps(_plain(value), ensure_ascii=False, indent=indent, default=str)
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, of what msgpack can: bytes as text, with what is no UTF-8 escaped, and
-    numbers that are none as text."""
+    """A value that msgpack can hold as one that JSON can: bytes become text, with invalid UTF-8
+    escaped; NaN and infinity become text."""
     if isinstance(value, Mapping):
         return {_key(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

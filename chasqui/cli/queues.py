@@ -1,4 +1,4 @@
-"""`chasqui queues`: which queues a server has."""
+"""`chasqui queues`: lists the queues of a server."""
 
 from typing import Any
 
@@ -7,24 +7,23 @@ import typer
 from chasqui.cli.options import AsJson, Group, RedisUrl
 from chasqui.cli.output import show_all
 from chasqui.cli.run import on_server
-from chasqui.transport.connection import Connection
 from chasqui.errors import NotSupportedError, ServerError
+from chasqui.managing import state
 from chasqui.model.keys import DEFAULT_GROUP, Keys
-from chasqui.plans import Plans
-from chasqui.queue import Counts
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Plan, commands
 
 _COLUMNS = ("queue", "waiting", "pending", "delayed", "dlq", "repeatable", "paused")
-#: What stands before and behind a queue's name in each of its keys.
+#: The text before and after a queue's name in each of its keys.
 _BEFORE, _BEHIND = Keys("0").pattern.removesuffix(b"*").split(b"0")
 
 
 def queues(
     redis_url: RedisUrl = None, group: Group = DEFAULT_GROUP, as_json: AsJson = False
 ) -> None:
-    """List the queues of a server, with what they hold.
+    """List the queues of a server, with the number of their jobs.
 
-    Goes through all keys of the database (SCAN), a thousand at a time.
+    This scans all keys of the database, a thousand at a time.
 
     Example: chasqui queues --redis-url redis://localhost:6379
     """
@@ -34,31 +33,24 @@ def queues(
 
 async def _listing(connection: Connection, group: str) -> list[tuple[Any, ...]]:
     if connection.endpoint.kind == "cluster":
-        raise NotSupportedError("a cluster has no one list of its keys: name each node by its URL")
+        raise NotSupportedError("a cluster has no single list of its keys: ask each node")
     rows: list[tuple[Any, ...]] = []
     for name in sorted(await connection.run(find_queues())):
         try:
-            counts = Counts.of(await connection.run(Plans(Keys(name)).counts(group)))
-        except ServerError as error:  # one of its keys is not what it should be
+            counts = await connection.run(state.counts(Keys(name), group))
+        except ServerError as error:  # one of its keys has another type
             typer.echo(f"chasqui: queue {name} cannot be counted: {error}", err=True)
             rows.append((name, *(None,) * (len(_COLUMNS) - 1)))
             continue
-        rows.append(
-            (
-                name,
-                counts.waiting,
-                counts.pending,
-                counts.delayed,
-                counts.dlq,
-                counts.repeatables,
-                counts.is_paused,
-            )
-        )
+        in_stream = (counts.waiting, counts.pending)
+        others = (counts.delayed, counts.dlq, counts.repeatables, counts.is_paused)
+        rows.append((name, *in_stream, *others))
     return rows
 
 
 def find_queues(*, by_any_key: bool = False) -> Plan[set[str]]:
-    """The names of all queues that hold something, or are paused; or have any key at all."""
+    """The names of all queues that hold something or are paused; with `by_any_key`, also of those
+    that have any other key."""
     cursor, names = b"0", set[str]()
     while True:
         scan = ("SCAN", cursor, "MATCH", _BEFORE + b"*" + _BEHIND + b"*", "COUNT", 1000)
@@ -69,8 +61,8 @@ def find_queues(*, by_any_key: bool = False) -> Plan[set[str]]:
 
 
 def _queue_of(key: bytes, by_any_key: bool) -> str | None:
-    """The queue that a key shows to be there; None for foreign keys, and else for markers and
-    results, which outlive it."""
+    """The queue that a key belongs to. None for keys of others and, unless `by_any_key`, for
+    markers and results, which outlive the queue's jobs."""
     name = key.removeprefix(_BEFORE).partition(_BEHIND)[0].decode(errors="replace")
     try:
         keys = Keys(name)

@@ -1,4 +1,4 @@
-"""`chasqui repeatable`: jobs that fire again and again."""
+"""`chasqui repeatable`: jobs that fire again and again, by a cron expression or an interval."""
 
 import contextlib
 import heapq
@@ -13,41 +13,36 @@ from chasqui.cli.options import (
     AsJson,
     Attempts,
     Backoff,
+    Limit,
     QueueName,
     RedisUrl,
-    duration_ms,
+    duration,
+    group,
     json_value,
+    number,
 )
-from chasqui.cli.output import at_ms, show, show_all
+from chasqui.cli.output import at_ms, say, show, show_all
 from chasqui.cli.run import on_queue, on_server
 from chasqui.model.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
 from chasqui.model.keys import FIRED, SPEC, Keys
-from chasqui.queue import Queue
-from chasqui.timed.spec import RepeatSpec, RepeatSpecError
-from chasqui.timed.repeatables import scored
-from chasqui.transport.request import Effect, Plan, commands
 from chasqui.model.words import meant, near
+from chasqui.queue import Queue
+from chasqui.timed.repeatables import scored
+from chasqui.timed.spec import RepeatSpec, RepeatSpecError
+from chasqui.transport.request import Effect, Plan, commands
 
-app = typer.Typer(
-    help="Jobs that fire again and again.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Jobs that fire again and again.")
 
-#: The most keys among which one that is near is looked for.
-_LOOKED_THROUGH = 1000
+#: A mistyped key is compared with at most this many.
+_COMPARED = 1000
 _COLUMNS = ("key", "job name", "pattern", "next fire", "limit", "missed fires")
 
 
 @app.command("list")
 def list_(
-    queue: QueueName,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The most to show.")] = 100,
-    redis_url: RedisUrl = None,
-    as_json: AsJson = False,
+    queue: QueueName, limit: Limit = 100, redis_url: RedisUrl = None, as_json: AsJson = False
 ) -> None:
-    """List repeatable jobs, soonest fire first.
+    """List repeatable jobs, by their next fire time.
 
     Example: chasqui repeatable list emails
     """
@@ -60,32 +55,29 @@ def list_(
 @app.command()
 def add(
     queue: QueueName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which handler runs it.")],
-    data: Annotated[str, typer.Argument(metavar="JSON", help="The jobs' data.")] = "null",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The handler to run.")],
+    data: Annotated[str, typer.Argument(metavar="JSON", help="The data of every fire.")] = "null",
     cron: Annotated[
         str | None,
-        typer.Option(metavar="EXPRESSION", help="When: 5 fields, or 6 with leading seconds."),
+        typer.Option(metavar="EXPRESSION", help="When: 5 fields, or 6 that begin with seconds."),
     ] = None,
     tz: Annotated[
         str | None,
         typer.Option(
-            metavar="ZONE", help="The time zone of --cron: Europe/Madrid, +02:00. Default UTC."
+            metavar="ZONE", help="The time zone of --cron: Europe/Madrid, +02:00. Default: UTC."
         ),
     ] = None,
-    every: Annotated[
-        int | None,
-        typer.Option(parser=duration_ms, metavar="TIME", help="Or an interval: 500ms, 10s, 5m."),
-    ] = None,
+    every: Annotated[int | None, duration("Or an interval: 500ms, 10s, 5m.")] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Its key; adding the same key again replaces it."),
+        typer.Option(metavar="KEY", help="Its key. Adding the same key again replaces it."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The most fires.")] = None,
+    limit: Annotated[int | None, number("N", "Fire at most N times.")] = None,
     missed: Annotated[
         str,
         typer.Option(
             metavar="skip|fire-once|fire-all:N",
-            help="What becomes of fires while nothing was running.",
+            help="What to do about fire times that passed while no scheduler ran.",
         ),
     ] = "skip",
     attempts: Attempts = None,
@@ -93,7 +85,7 @@ def add(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a repeatable job, or replace the one of the same key.
+    """Add a repeatable job, or replace the one with the same key.
 
     Example: chasqui repeatable add emails digest '{"to": "ada"}' --cron '0 8 * * *'
     """
@@ -124,25 +116,24 @@ def remove(
 ) -> None:
     """Remove a repeatable job.
 
-    Exit code 1 if there is none of that key.
+    Exit code 1 if there is none with that key.
 
     Example: chasqui repeatable remove emails 'digest::cron:0 8 * * *:UTC'
     """
     must_exist(queue, redis_url, as_json=as_json)
 
-    async def deed(it: Queue) -> list[str] | None:
-        """None if it was there, else the keys that are near."""
+    async def remove_or_compare(it: Queue) -> list[str] | None:
+        """None if it was removed, else the keys that are spelt like it."""
         if await it.remove_repeatable_by_key(key):
             return None
-        return near(key, [meta.key for meta in await it.get_repeatable_jobs(_LOOKED_THROUGH)])
+        return near(key, [meta.key for meta in await it.get_repeatable_jobs(_COMPARED)])
 
-    others = on_queue(queue, redis_url, deed)
-    if as_json:
-        told = {"removed": True} if others is None else {"removed": False, "near": others}
-        show({"key": key, **told}, as_json=True)
-    elif others is None:
-        print("removed")
-    if others is not None:
+    others = on_queue(queue, redis_url, remove_or_compare)
+    if others is None:
+        say("removed", {"key": key, "removed": True}, as_json=as_json)
+    else:
+        if as_json:
+            show({"key": key, "removed": False, "near": others}, as_json=True)
         tell(f"queue {queue} has no repeatable job {key!r}{meant([repr(one) for one in others])}")
         raise typer.Exit(1)
 
@@ -150,36 +141,29 @@ def remove(
 @app.command("next")
 def next_(
     queue: QueueName,
-    fires: Annotated[int, typer.Argument(metavar="N", min=1, help="How many.")] = 10,
+    fires: Annotated[int, typer.Argument(metavar="N", min=1, help="How many fires.")] = 10,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Only of this one.")] = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """List the next fires of all repeatable jobs, soonest first.
 
-    As they are planned now: what is paused or not running is not taken into account.
+    These are the planned times, whether or not a scheduler is running to fire them.
 
     Example: chasqui repeatable next emails 5
     """
     must_exist(queue, redis_url, as_json=as_json)
     keys = Keys(queue)
     planned = on_server(redis_url, lambda it: it.run(_planned(keys)), queue=queue)
-    upcoming = heapq.merge(
-        *(
-            _fires(spec, next_ms, fired)
-            for spec, next_ms, fired in planned
-            if key in (None, spec.key)
-        )
-    )
-    rows = [
-        (at_ms(fire_ms), job_name, spec_key)
-        for fire_ms, spec_key, job_name in itertools.islice(upcoming, fires)
-    ]
+    upcoming = heapq.merge(*(_fires(*one) for one in planned if key in (None, one[0].key)))
+    soonest = itertools.islice(upcoming, fires)
+    rows = [(at_ms(fire_ms), job_name, spec_key) for fire_ms, spec_key, job_name in soonest]
     show_all(("fire", "job name", "key"), rows, as_json=as_json, nothing="no fires to come")
 
 
 def _planned(keys: Keys) -> Plan[list[tuple[RepeatSpec, int, int]]]:
-    """Each spec with its next fire, and how often it has fired. What cannot be read never fires."""
+    """Each spec with its next fire time, and how often it has fired. A spec that cannot be read
+    never fires."""
     reply = yield commands(("ZRANGE", keys.repeat, 0, -1, "WITHSCORES"), effect=Effect.READ)
     found = []
     for member, next_ms in scored(reply):
@@ -194,19 +178,19 @@ def _planned(keys: Keys) -> Plan[list[tuple[RepeatSpec, int, int]]]:
 
 
 def _fires(spec: RepeatSpec, next_ms: int | None, fired: int) -> Iterator[tuple[int, str, str]]:
-    """The fires to come of one spec: when, its key, the name of the job."""
+    """The coming fires of one spec: when, its key, the name of the job."""
     while next_ms is not None and (not spec.limit or fired < spec.limit):
         yield next_ms, spec.key, spec.job_name
         fired += 1
         try:
             next_ms = spec.next_fire_ms(next_ms)
-        except ValueError:  # an expression that only its writer understands
+        except ValueError:  # another program wrote an expression that we cannot read
             return
 
 
 def _pattern(cron: str | None, tz: str | None, every: int | None) -> RepeatPattern:
     if (cron is None) == (every is None):
-        raise ValueError("say when it fires: either --cron or --every")
+        raise ValueError("say when it fires: give either --cron or --every")
     if every is not None:
         if tz is not None:
             raise ValueError("--tz is for --cron: an interval has no time zone")
@@ -218,7 +202,7 @@ def _pattern(cron: str | None, tz: str | None, every: int | None) -> RepeatPatte
 def _policy(text: str) -> MissedFiresPolicy:
     kind, _, most = text.partition(":")
     if kind == "fire-all" and not (most.isascii() and most.isdigit()):
-        raise ValueError("--missed fire-all needs the most fires to make up for: fire-all:10")
+        raise ValueError("--missed fire-all needs the most fires to catch up on: fire-all:10")
     return MissedFiresPolicy(kind, int(most) if most else None)
 
 

@@ -1,60 +1,51 @@
-"""What a user may do, by the part that it plays; asked of the server itself, with ACL DRYRUN."""
+"""Which rights a user lacks for each role. The server itself says it, by ACL DRYRUN."""
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chasqui import scripts
 from chasqui._core.reply import ReplyError
 from chasqui.model.keys import DEFAULT_GROUP, Keys
-from chasqui.transport.request import Effect, Plan, Script, commands
+from chasqui.scripts.loading import load
+from chasqui.transport.request import Effect, Plan, commands
 
-#: Parts, each with the scripts that it runs and the commands that it sends, in the ACL's words.
-ROLES: Final[dict[str, tuple[tuple[Script, ...], str]]] = {
+#: For each role the scripts that it runs, by their files in scripts/lua, and the other commands
+#: that it sends, by their ACL names.
+ROLES: Final = {
     "inspector": (
-        (scripts.COUNTS,),
+        "counts",
         "xrange xrevrange xread xpending xinfo|groups xinfo|stream xinfo|consumers "
         "zrange zscore hget get mget exists time",
     ),
-    "producer": (
-        (scripts.ADD, scripts.ADD_MIXED, scripts.CANCEL, scripts.RESCHEDULE),
-        "mget",
-    ),
+    "producer": ("add add_mixed cancel flow_begin reschedule", "hexists mget"),
     "worker": (
-        (
-            *(scripts.ACK, scripts.BURY, scripts.COMPLETE, scripts.FIRE, scripts.LEASE_RELEASE),
-            *(scripts.LEASE_TAKE, scripts.LEAVE, scripts.PROMOTE, scripts.RECLAIM),
-            *(scripts.RECOVER, scripts.RELEASE, scripts.RENEW, scripts.RETRY, scripts.SWEEP),
-            scripts.TRIM,
-        ),
+        "ack bury complete fire flow flow_bury flow_step join lease_release lease_take leave owned "
+        "promote reclaim recover release renew retry sweep trim",
         "xreadgroup xgroup|create xgroup|createconsumer xackdel xadd blpop getex exists "
         "zcard zcount zrangebyscore hmget time info",
     ),
     "operator": (
-        (
-            *(scripts.DELETE_DEAD, scripts.DRAIN, scripts.READER, scripts.REPLAY),
-            *(scripts.UPSERT_REPEAT, scripts.REMOVE_REPEAT),
-        ),
+        "delete_dead drain reader replay upsert_repeat remove_repeat",
         "xdel set del unlink zrem scan",
     ),
 }
 _CALL = re.compile(rb"\bp?call\('(\w+)'(?:, '([A-Z]+)')?")
-#: Commands whose second word is a command of its own.
+#: Commands that an ACL names together with their second word.
 _CONTAINERS = ("xinfo", "xgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What came out."""
+    """The user of a connection, and what it may not do."""
 
     user: str
-    #: Per part the commands that the user may not use; None where the server does not tell.
+    #: For each role the commands that the user may not send; None if the server does not say.
     missing: dict[str, list[str]] | None
 
 
 def rights(queue: str, *, lacks: Collection[str] = ()) -> Plan[Rights]:
-    """What the user of this connection may do to a queue; `lacks` are commands that the server does
+    """The rights of this connection's user to a queue. `lacks` names commands that the server does
     not have."""
     keys = Keys(queue)
     whoami = yield commands(("ACL", "WHOAMI"), effect=Effect.READ, raises=False)
@@ -63,28 +54,26 @@ def rights(queue: str, *, lacks: Collection[str] = ()) -> Plan[Rights]:
     for role in ROLES:
         wanted = {name: sample(name, keys) for name in needed(role) if name not in lacks}
         calls = [("ACL", "DRYRUN", user, *command) for command in wanted.values()]
-        answers = yield commands(*calls, effect=Effect.READ, raises=False)
-        if any(isinstance(answer, ReplyError) for answer in answers):
+        replies = yield commands(*calls, effect=Effect.READ, raises=False)
+        if any(isinstance(reply, ReplyError) for reply in replies):
             return Rights(user, None)
-        missing[role] = [
-            name for name, answer in zip(wanted, answers, strict=True) if answer != b"OK"
-        ]
+        missing[role] = [one for one, reply in zip(wanted, replies, strict=True) if reply != b"OK"]
     return Rights(user, missing)
 
 
 def needed(role: str) -> list[str]:
-    """The commands of a part: its own, EVALSHA, and those inside its scripts."""
-    run, sent = ROLES[role]
+    """The commands of a role: those that it sends, and those inside its scripts."""
+    scripts, sent = ROLES[role]
     found = {"evalsha", "eval", *sent.split()}
-    for script in run:
-        for command, word in _CALL.findall(script.source):
+    for script in scripts.split():
+        for command, word in _CALL.findall(load(script).source):
             name = command.decode().lower()
             found.add(f"{name}|{word.decode().lower()}" if name in _CONTAINERS else name)
     return sorted(found)
 
 
 def sample(name: str, keys: Keys) -> tuple[Any, ...]:
-    """A call of a command as we make it, on keys of the queue."""
+    """A call of a command such as we make it, with keys of the queue."""
     return (*name.split("|"), *_samples(keys)[name])
 
 
@@ -102,6 +91,7 @@ def _samples(keys: Keys) -> dict[str, tuple[Any, ...]]:
         "getex": (keys.promoter_lock,),
         "getbit": (keys.applied("0", 0), 0),
         "hdel": (spec, "retry"),
+        "hexists": (keys.flow("0"), "begun"),
         "hget": (spec, "spec"),
         "hincrby": (spec, "fired", 1),
         "hmget": (spec, "spec"),

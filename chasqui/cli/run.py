@@ -1,4 +1,4 @@
-"""From a plain function to the asyncio side and back: open, do, close."""
+"""Runs asyncio code from a plain function: connect, work, close."""
 
 import asyncio
 import logging
@@ -7,36 +7,36 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.transport.connection import Connection
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def on_queue(name: str, redis_url: str | None, deed: Callable[[Queue], Awaitable[T]]) -> T:
-    """What `deed` makes of an open queue."""
+def on_queue(name: str, redis_url: str | None, work: Callable[[Queue], Awaitable[T]]) -> T:
+    """The result of `work` with an open queue."""
 
     async def run() -> T:
         async with Queue(name, redis_url=redis_url) as queue:
-            return await deed(queue)
+            return await work(queue)
 
     return asyncio.run(run())
 
 
 @contextmanager
 def deleted_after(name: str, redis_url: str | None) -> Iterator[None]:
-    """Around the use of a queue that is to leave nothing behind."""
+    """Delete a queue after its use, also if that fails."""
     try:
         yield
     except BaseException:
         try:
             _delete(name, redis_url)
-        except ChasquiError as error:  # what went wrong first is what is told
+        except ChasquiError as error:  # only logged: the first error is raised
             fields = {"queue": name}
             logger.error("queue %s could not be deleted: %s", name, error, extra=fields)
         raise
@@ -49,16 +49,16 @@ def _delete(name: str, redis_url: str | None) -> None:
 
 def on_server(
     redis_url: str | None,
-    deed: Callable[[Connection], Awaitable[T]],
+    work: Callable[[Connection], Awaitable[T]],
     *,
     queue: str = "chasqui",
     is_reader: bool = False,
 ) -> T:
-    """What `deed` makes of an open connection to the server that has the queue."""
+    """The result of `work` with an open connection to the server that has the queue."""
 
     async def run() -> T:
         async with connection_to(redis_url, queue=queue, is_reader=is_reader) as connection:
-            return await deed(connection)
+            return await work(connection)
 
     return asyncio.run(run())
 
@@ -83,9 +83,9 @@ async def connection_to(
 def until_signal(
     work: Callable[[], Coroutine[Any, Any, None]], on_signal: Callable[[], object] | None = None
 ) -> None:
-    """Work until it is done, or until SIGINT or SIGTERM: that is no error, but the way to end it.
+    """Work until it is done, or until SIGINT or SIGTERM, which is the normal way to end it.
 
-    The signal cancels the work, or calls `on_signal`, which lets it come to its end.
+    The signal cancels the work, or calls `on_signal`, which makes the work end.
     """
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The screen of `chasqui top`: a table of queues, and below it what the chosen one is doing."""
+"""The screen of `chasqui top`: a table of queues, and below it the work of the chosen queue."""
 
 import asyncio
 import time
@@ -17,13 +17,13 @@ from textual.widgets import DataTable, Footer, Static
 from chasqui.cli.board import Board, Details
 from chasqui.cli.facts import Facts, History, sparkline
 from chasqui.cli.output import at_ms, cell, escaped
-from chasqui.model.config import Endpoint
 from chasqui.errors import ChasquiError, OutcomeUnknownError, UnreachableError
+from chasqui.model.config import Endpoint
 from chasqui.model.words import count
 
 _QUEUE_COLUMNS = ("queue", "waiting", "pending", "delayed", "dead", "in/s", "out/s", "depth", "")
 _SPARK_WIDTH = 12
-#: How long a look may take, and what a key asks for, before the server counts as gone.
+#: How long a look, or the action of a key, may take before the server counts as gone.
 ANSWER_S: Final = 2.0
 
 
@@ -32,7 +32,7 @@ class Table(DataTable[Text]):
 
 
 class Top(App[None]):
-    """All queues, live."""
+    """All queues on a full screen, refreshed again and again."""
 
     CSS = """
     #queues { height: 1fr; }
@@ -61,7 +61,7 @@ class Top(App[None]):
         self._board = Board(endpoint, queues, group)
         self._interval_s = interval_s
         self._due = asyncio.Event()
-        #: When the server last answered, by the monotonic clock, and whether it does.
+        #: When the server last answered, by the monotonic clock, and whether it answered last time.
         self._answered_s = time.monotonic()
         self._answers = True
 
@@ -93,10 +93,10 @@ class Top(App[None]):
     def on_data_table_row_highlighted(self) -> None:
         self._due.set()
 
-    # ── What is seen ────────────────────────────────────────────────────────────────────────────
+    # ── Looking ─────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Look and draw, again and again; at once when another queue is chosen."""
+        """Look and draw, again and again, and at once when another queue is chosen."""
         with suppress(NoMatches):  # the screen is being taken down
             while True:
                 self._due.clear()
@@ -123,7 +123,7 @@ class Top(App[None]):
 
     def _gone(self) -> str:
         gone_s = time.monotonic() - self._answered_s
-        return f"no connection to {self._endpoint} for {gone_s:.0f} s: this is what was last seen"
+        return f"no connection to {self._endpoint} for {gone_s:.0f} s: showing what was last seen"
 
     def _draw_queues(self) -> None:
         table, histories = self._table("queues"), self._board.histories
@@ -139,7 +139,7 @@ class Top(App[None]):
                 table.update_cell(name, column, value, update_width=True)
 
     def _draw_workers(self, facts: Facts) -> None:
-        """Those that live; how many others the group has."""
+        """Draw the live workers, and say how many silent ones the group has."""
         silent = len(facts.consumers) - len(facts.live)
         title = "workers" + (f", and {silent:,} not seen for a minute" if silent else "")
         self._main.query_one("#workers-title", Static).update(title)
@@ -163,7 +163,7 @@ class Top(App[None]):
 
     @property
     def _main(self) -> Screen[Any]:
-        """The screen with the tables, also while another one is before it."""
+        """The screen with the tables, also while another screen covers it."""
         if not self.screen_stack:
             raise NoMatches("the screen is being taken down")
         return self.screen_stack[0]
@@ -175,24 +175,24 @@ class Top(App[None]):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
-    # ── What is done ────────────────────────────────────────────────────────────────────────────
+    # ── Acting ──────────────────────────────────────────────────────────────────────────────────
 
-    def _chosen_for_deed(self) -> str | None:
-        """The queue under the cursor; None, and told, while there is no server to do anything."""
+    def _chosen_to_change(self) -> str | None:
+        """The queue under the cursor; None, with a message, while there is no connection."""
         if self._answers:
             return self._chosen()
         self.notify("not done: there is no connection", severity="error")
         return None
 
     async def action_pause(self) -> None:
-        if (queue := self._chosen_for_deed()) is not None:
-            with self._told():
+        if (queue := self._chosen_to_change()) is not None:
+            with self._errors_shown():
                 async with asyncio.timeout(ANSWER_S):
                     is_paused = await self._board.toggle_pause(queue)
                 self.notify(f"queue {queue} {'paused' if is_paused else 'resumed'}", markup=False)
 
     async def action_replay(self) -> None:
-        queue = self._chosen_for_deed()
+        queue = self._chosen_to_change()
         if queue is None:
             return
         dead = self._board.histories[queue].last.counts.dlq
@@ -201,27 +201,27 @@ class Top(App[None]):
             return
 
         async def answer(is_yes: bool | None) -> None:
-            if is_yes:  # beside the screen, which goes on: there may be many
+            if is_yes:  # in the background: there may be many
                 self.run_worker(self._replay(queue, dead))
 
-        self.push_screen(Question(f"Run {count(dead, 'dead job')} of queue {queue} again?"), answer)
+        self.push_screen(Question(f"Replay {count(dead, 'dead job')} of queue {queue}?"), answer)
 
     async def _replay(self, queue: str, dead: int) -> None:
-        with self._told():
+        with self._errors_shown():
             moved = await self._board.replay(queue, dead)
             self.notify(f"replayed {moved} of queue {queue}", markup=False)
 
     async def action_inspect(self) -> None:
-        if (queue := self._chosen_for_deed()) is not None:
-            with self._told():
+        if (queue := self._chosen_to_change()) is not None:
+            with self._errors_shown():
                 async with asyncio.timeout(ANSWER_S):
                     details = await self._board.details(queue)
                 rows = self._board.histories[queue].last.rows()
                 self.push_screen(Inspection(queue, rows, details))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Around a deed: what goes wrong is told, and what it did is looked at soon."""
+    def _errors_shown(self) -> Iterator[None]:
+        """Around an action: show its error as a message, and look again soon."""
         try:
             yield
         except TimeoutError:
@@ -233,7 +233,7 @@ class Top(App[None]):
 
 
 class Question(ModalScreen[bool]):
-    """Asks; y is yes, everything else is no."""
+    """Asks a question: y is yes, n and escape are no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "Yes"),

@@ -1,4 +1,4 @@
-"""`chasqui server`: the embedded server in the foreground."""
+"""`chasqui server`: runs an embedded server in the foreground."""
 
 import os
 import signal
@@ -10,15 +10,15 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from chasqui import embedded
 from chasqui.cli import logs
 from chasqui.cli.output import tell_url
-from chasqui.model.config import Endpoint
 from chasqui.errors import EmbeddedServerError
+from chasqui.model.config import Endpoint
+from chasqui.transport import embedded
 
 
 class _Stop(BaseException):
-    """A signal asked us to end."""
+    """SIGINT or SIGTERM came."""
 
 
 def server(
@@ -27,12 +27,12 @@ def server(
         typer.Option(
             "--dir",
             metavar="DIR",
-            help="Where it keeps its data. Default: nowhere, it is temporary.",
+            help="Where it keeps its data. Default: a directory that is deleted at the end.",
         ),
     ] = None,
     redis_url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The same as --dir DIR, as embedded:///DIR."),
+        typer.Option(metavar="URL", help="embedded:///DIR, the same as --dir DIR."),
     ] = None,
     log_format: logs.LogFormat = logs.Format.text,
     log_level: logs.LogLevel = None,
@@ -40,7 +40,7 @@ def server(
 ) -> None:
     """Run an embedded server until interrupted, and print its URL.
 
-    Processes of the same user reach it under that URL, or under embedded:///DIR.
+    Processes of the same user reach it at that URL, or at embedded:///DIR.
 
     Example: chasqui server --dir ./jobs
     """
@@ -53,7 +53,7 @@ def server(
         with embedded.start(directory) as running, socket.socket(socket.AF_UNIX) as line:
             line.connect(os.fsencode(unquote(urlsplit(running.url).path)))
             tell_url(running.url, as_json=as_json)
-            line.recv(1)  # the server hangs up only when it ends
+            line.recv(1)  # the server closes this only when it ends
             log = running.directory / "server.log"
             raise EmbeddedServerError(f"the server ended; its log is {log}")
     except _Stop:
@@ -61,7 +61,7 @@ def server(
 
 
 def _directory(redis_url: str, directory: Path | None) -> Path | None:
-    """Where the server of this URL has its data."""
+    """The directory that the URL names."""
     endpoint = Endpoint.parse(redis_url)
     if endpoint.kind != "embedded":
         raise ValueError("chasqui server runs embedded servers: the URL must be embedded:///DIR")

@@ -1,4 +1,4 @@
-"""`chasqui spark`: queues as data. Each command is one of chasqui.spark, with progress shown."""
+"""`chasqui spark`: queues as data. Each command calls a function of chasqui.spark."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from chasqui.cli.known import tell_if_new
-from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, moment
+from chasqui.cli.options import AsJson, RedisUrl, Yes, duration_ms, group, moment
 from chasqui.cli.output import show_all
 from chasqui.cli.spark_archive import Archived, Queries, watch
 from chasqui.cli.spark_demo import demo
@@ -36,12 +36,7 @@ from chasqui.cli.spark_txn import txn_app
 from chasqui.errors import ChasquiError
 from chasqui.model.words import count
 
-app = typer.Typer(
-    help="Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = group("Queues as DataFrames, on Spark. Needs the extra: pip install 'chasqui[spark]'.")
 app.command()(demo)
 app.add_typer(txn_app, name="txn")
 
@@ -99,6 +94,7 @@ def doctor(redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
 app.command()(enqueue)
 
 
+# Long because each option of the command is a parameter.
 @app.command()
 def archive(
     queue: Queues,
@@ -169,7 +165,7 @@ def archive(
         options |= {"checkpoint": checkpoint}
         place = spark.session, queue, to
         queries = []
-        if jobs is not None:  # first: it is refused where no worker writes history
+        if jobs is not None:  # first: it fails if no worker writes history
             queries.append(start(*place, table="history", on_batch=jobs.add, **options))
         queries.insert(0, start(*place, on_batch=archived.add, **options))
         is_interrupted = watch(Queries(*queries), archived, as_lines=follow and as_json)
@@ -262,12 +258,12 @@ def report(
         from chasqui.spark import page, report_archive, report_queue
 
         with Progress("reading events", spark.tasks) as progress:
-            told = {"since": since, "on_step": progress.say, **spark.server}
+            given = {"since": since, "on_step": progress.say, **spark.server}
             if from_archive is None:
-                data = report_queue(spark.session, queue, **told)
+                data = report_queue(spark.session, queue, **given)
             else:
-                archived(spark, queue, from_archive)  # or say what is wrong with it
-                data = report_archive(spark.session, from_archive, queue, **told)
+                archived(spark, queue, from_archive)  # raises if it is not there
+                data = report_archive(spark.session, from_archive, queue, **given)
     if html is not None:
         html.write_text(page(data), encoding="utf-8")
     if as_json:

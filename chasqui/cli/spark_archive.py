@@ -1,4 +1,4 @@
-"""What a run of an archive has done so far: counted by its batches, told while it goes on."""
+"""Counts what a run of an archive has done, and shows it while the run goes on."""
 
 import json
 import logging
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often to say how far it is, where a line cannot be rewritten.
+#: How often to print progress if the line cannot be rewritten.
 _SAY_EVERY_S: Final = 10.0
-#: Over what time the rate is taken. Spark's own is of one batch: 0 for the first, and 0 once a
-#: trigger finds nothing.
+#: The time over which the rate is taken. Spark's own is that of one batch: 0 for the first batch,
+#: and 0 when a trigger finds nothing.
 _RATE_OVER_S: Final = 60.0
 
 
 class Archived:
-    """What a run has written and lost so far; its batches are told to `add`. `beside` is the
-    same of another table that is archived along with it."""
+    """What a run has written and lost so far; call `add` after each batch. `beside` counts another
+    table that is archived along with it."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Archived:
         self._beside = beside
         self._clock = clock
         self._started_s = clock()
-        #: When batches were written, and their rows; as far as they count for the rate.
+        #: When batches of the last minute were written, and their rows.
         self._lately: deque[tuple[float, int]] = deque()
         self.rows = 0
-        #: Events that were trimmed unread; None once an unknown number of them was.
+        #: Events that were trimmed unread; None if the number is unknown.
         self.lost: int | None = 0
-        #: Whether some were, for sure.
+        #: Whether some certainly were.
         self.has_lost = False
 
     def add(self, rows: int, losses: "list[Loss] | None") -> None:
@@ -66,14 +66,14 @@ class Archived:
 
     @property
     def total_per_s(self) -> float | None:
-        """The same of both tables."""
+        """The rate of both tables."""
         rates = [self.per_s, None if self._beside is None else self._beside.total_per_s]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None
 
     @property
     def lacks_some(self) -> bool:
-        """Whether some were lost, of either table."""
+        """Whether entries of either table were lost."""
         return self.has_lost or (self._beside is not None and self._beside.lacks_some)
 
     def facts(self) -> dict[str, Any]:
@@ -93,21 +93,21 @@ class Archived:
 
 
 class Queries:
-    """Queries that go on together, as one: if one fails, the others are ended."""
+    """Queries that run together as one: if one fails, the others are stopped."""
 
     def __init__(self, first: Any, *others: Any) -> None:
         self._all = first, *others
 
     @property
     def lastProgress(self) -> Any:
-        """The sources of all, as if one query read them; None before the first has told."""
-        told = [one.lastProgress for one in self._all]
-        sources = [source for one in told if one is not None for source in one.sources]
+        """The sources of all queries; None before the first progress."""
+        progress = [one.lastProgress for one in self._all]
+        sources = [source for one in progress if one is not None for source in one.sources]
         return SimpleNamespace(sources=sources) if sources else None
 
     def awaitTermination(self, timeout_s: float) -> bool:
         try:
-            # Each is asked, whatever the others say: it raises if its query has failed.
+            # Ask each of them: it raises if its query has failed.
             ended = [one.awaitTermination(timeout_s / len(self._all)) for one in self._all]
             return all(ended)
         except Exception:
@@ -120,10 +120,10 @@ class Queries:
 
 
 def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
-    """Wait for the end of a query, telling how far it is; whether an interrupt ended it.
+    """Wait for the end of a query and show its progress; whether an interrupt ended it.
 
-    `as_lines` is for programs: JSON on stdout. People have one line that is rewritten, or one every
-    ten seconds where that cannot be.
+    `as_lines` is for programs: JSON on stdout. Else it is one line on stderr that is rewritten, or
+    a line every ten seconds if stderr is no terminal.
     """
     is_screen = sys.stderr.isatty() and not as_lines
     said_s = time.monotonic()
@@ -147,7 +147,7 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
     except KeyboardInterrupt:
         try:
             query.stop()
-        except Exception as error:  # a signal to the whole group has ended Spark as well
+        except Exception as error:  # a signal to the process group has ended Spark too
             fields = {"step": "stopping the query"}
             logger.debug("the query could not be stopped: %s", error, extra=fields)
         return True
@@ -158,36 +158,36 @@ def watch(query: Any, archived: Archived, *, as_lines: bool = False) -> bool:
 
 
 def how_far(progress: Any) -> dict[str, Any]:
-    """How many entries the last batch left when it was planned, and by what time it was behind.
+    """How many entries the last batch left when it was planned, and how far behind it was in time.
 
-    What is not known is None: all before the first batch, and the number where the server does not
-    count what it adds.
+    Both are None before the first batch; the number is None if the server does not count what it
+    adds.
     """
     far: dict[str, Any] = {"behind": None, "lag_s": None}
-    places = []
+    offsets = []
     for source in () if progress is None else progress.sources:
         end, newest = (
             json.loads(one or "null") or {} for one in (source.endOffset, source.latestOffset)
         )
-        places += [(place, newest[queue]) for queue, place in end.items() if queue in newest]
-    if places:
-        lags_ms = [_unix_ms(new) - _unix_ms(old) for old, new in places]
+        offsets += [(old, newest[queue]) for queue, old in end.items() if queue in newest]
+    if offsets:
+        lags_ms = [_unix_ms(new) - _unix_ms(old) for old, new in offsets]
         far["lag_s"] = max(0, *lags_ms) / 1000
-        if all("n" in place for pair in places for place in pair):
-            far["behind"] = sum(max(0, new["n"] - old["n"]) for old, new in places)
+        if all("n" in offset for pair in offsets for offset in pair):
+            far["behind"] = sum(max(0, new["n"] - old["n"]) for old, new in offsets)
     return far
 
 
-def _unix_ms(place: dict[str, Any]) -> int:
-    return int(place["id"].partition("-")[0])
+def _unix_ms(offset: dict[str, Any]) -> int:
+    return int(offset["id"].partition("-")[0])
 
 
 def _words(archived: Archived, far: dict[str, Any]) -> str:
-    told = []
+    parts = []
     if (rate := archived.total_per_s) is not None:
-        told.append(f"{rate:,.0f} a second")
+        parts.append(f"{rate:,.0f} a second")
     if far["behind"] is not None:
-        told.append(f"{far['behind']:,} behind")
+        parts.append(f"{far['behind']:,} behind")
     if far["lag_s"] is not None:
-        told.append(f"lag {far['lag_s']:,.1f} s")
-    return f" ({', '.join(told)})" if told else ""
+        parts.append(f"lag {far['lag_s']:,.1f} s")
+    return f" ({', '.join(parts)})" if parts else ""

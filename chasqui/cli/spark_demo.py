@@ -1,5 +1,4 @@
-"""`chasqui spark demo`: the tour of queues as DataFrames, checked; on a server of its own, unless
-told otherwise."""
+"""`chasqui spark demo`: a tour of queues as DataFrames, checked; by default on its own server."""
 
 import asyncio
 import logging
@@ -11,38 +10,41 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from chasqui import embedded
 from chasqui.cli.options import AsJson, OwnRedisUrl
 from chasqui.cli.output import show
 from chasqui.cli.run import deleted_after
 from chasqui.cli.spark_run import Progress, SparkRun, on_queue
 from chasqui.errors import ChasquiError, UnrecoverableError
 from chasqui.model.job import Job
-from chasqui.sync import Queue
 from chasqui.model.words import count
+from chasqui.sync import Queue
+from chasqui.transport import embedded
 from chasqui.worker import Worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 #: Names the tour's queue to its worker processes.
 _QUEUE_VARIABLE: Final = "CHASQUI_TOUR_QUEUE"
 _WORKERS: Final = 2
 #: What some orders fail with.
 _PLANTED: Final = "has no customer"
-#: More events than that a job of the tour does not write: however late the archive is, it gets all.
+#: The most events that a job of the tour writes: so many are held, so the archive gets all of them.
 _EVENTS_PER_JOB: Final = 4
 
 
 def worker() -> Worker:
-    """What the tour's worker processes run."""
-    logging.getLogger("chasqui.consumer.dispatcher").addFilter(_is_not_planted)
+    """The worker of the tour's worker processes."""
+    logging.getLogger("chasqui.consuming.dispatcher").addFilter(_is_not_planted)
     return Worker(os.environ[_QUEUE_VARIABLE], _handle, max_attempts=3)
 
 
 def _is_not_planted(record: logging.LogRecord) -> bool:
-    """Whether a record tells of anything but the dead jobs that the tour makes to triage them."""
+    """False for log records about the jobs that the tour lets die to triage them."""
     return _PLANTED not in record.getMessage()
 
 
@@ -66,7 +68,7 @@ def demo(
     """Take the tour: enqueue a data set, drain it while an archive follows, roll up, report,
     triage, replay.
 
-    Needs no Redis: unless told otherwise it starts a private server, which is gone afterwards.
+    Needs no Redis: by default it starts a private server and deletes it afterwards.
 
     Example: chasqui spark demo --rows 100000
     """
@@ -94,7 +96,7 @@ class _Tour:
         self._folder = folder
         self._rows = rows
         self._is_quiet = is_quiet
-        #: What was told, for programs.
+        #: What was printed, for programs.
         self.facts: dict[str, Any] = {}
 
     def _tell(self, text: str, **facts: Any) -> None:
@@ -103,69 +105,72 @@ class _Tour:
             print(text, flush=True)
 
     def run(self, html: Path) -> None:
-        from chasqui.spark import (
-            archive,
-            page,
-            ranges,
-            read,
-            read_archive,
-            replay,
-            report_archive,
-            rollup,
-            triage,
-        )
+        from chasqui.spark import page, report_archive
 
-        spark, server = self._spark.session, self._spark.server
-        self._enqueue()
         lake = str(self._folder / "lake")
+        self._enqueue()
+        events, dead = self._drain_and_archive(lake)
+        completed = self._roll_up(events)
+        with Progress("drawing the report", self._spark.tasks) as progress:
+            report = report_archive(
+                self._spark.session, lake, self._queue, on_step=progress.say, **self._spark.server
+            )
+            html.write_text(page(report), encoding="utf-8")
+        self._tell(f"report: {html.resolve()}", report=str(html.resolve()))
+        moved = self._triage_and_replay()
+        self._tell(f"replayed {count(moved, 'dead job')}", dead=dead, replayed=moved)
+        if moved != dead:
+            raise ChasquiError(f"the tour failed: {dead} jobs were dead and {moved} replayed")
+        due = self._rows - dead
+        if completed != due:
+            raise ChasquiError(f"the tour failed: {completed} of {due} jobs completed")
+
+    def _drain_and_archive(self, lake: str) -> tuple["DataFrame", int]:
+        """Let workers run all jobs while an archive follows; its events, and how many jobs died."""
+        from chasqui.spark import archive, read_archive
+        from chasqui.spark.reading import ranges
+
+        spark, hold = self._spark, _EVENTS_PER_JOB * self._rows
         following = archive(
-            spark,
-            self._queue,
-            lake,
-            follow_on=True,
-            interval_s=1,
-            readerHold=_EVENTS_PER_JOB * self._rows,
-            **server,
-        )
+            spark.session, self._queue, lake, follow_on=True, interval_s=1, readerHold=hold,
+            **spark.server,
+        )  # fmt: skip
         with Progress("starting the archive"):
             following.processAllAvailable()  # its processes are up before the first event comes
         dead = self._drain()
-        with Progress("archiving the last events", self._spark.tasks):
+        with Progress("archiving the last events", spark.tasks):
             following.processAllAvailable()
             following.stop()
-            events = read_archive(spark, lake).where(f"queue = '{self._queue}'")
+            events = read_archive(spark.session, lake).where(f"queue = '{self._queue}'")
             kept = events.count()
         with on_queue(self._queue, self._url) as (connection, keys):
             written = connection.run(ranges.tip(keys.events)).ordinal
         self._tell(f"archived {kept:,} events of {written:,}", archived=kept, events=written)
         if kept != written:
             raise ChasquiError(f"the tour failed: {kept} of {written} events were archived")
-        with Progress(f"rolling up {kept:,} events", self._spark.tasks):
+        return events, dead
+
+    def _roll_up(self, events: "DataFrame") -> int:
+        from chasqui.spark import rollup
+
+        with Progress("rolling up", self._spark.tasks):
             windows = rollup(events, "10 seconds").cache()
-            completed = windows.agg({"completed": "sum"}).first()[0] or 0
+            completed: int = windows.agg({"completed": "sum"}).first()[0] or 0
         drawn = windows.count()
-        self._tell(
-            f"rolled up {count(drawn, 'window')}: {completed:,} completed",
-            windows=drawn,
-            completed=completed,
-        )
-        dlq = read(spark, "dlq", self._queue, **server)
-        with Progress(f"drawing the report over {kept:,} events", self._spark.tasks) as progress:
-            report = report_archive(spark, lake, self._queue, on_step=progress.say, **server)
-            html.write_text(page(report), encoding="utf-8")
-        self._tell(f"report: {html.resolve()}", report=str(html.resolve()))
+        text = f"rolled up {count(drawn, 'window')}: {completed:,} completed"
+        self._tell(text, windows=drawn, completed=completed)
+        return completed
+
+    def _triage_and_replay(self) -> int:
+        from chasqui.spark import read, replay, triage
+
+        server = self._spark.server
+        dlq = read(self._spark.session, "dlq", self._queue, **server)
         for row in triage(dlq).collect():
             self._tell(f"triage: {row['failures']:,} x {row['masked_reason']}")
         chosen = dlq.where(f"error like '%{_PLANTED}%'")
         self._tell(f"replay would run {count(replay(chosen, **server), 'dead job')} again")
-        moved = replay(chosen, dry_run=False, **server)
-        self._tell(f"replayed {count(moved, 'dead job')}", dead=dead, replayed=moved)
-        if moved != dead:
-            raise ChasquiError(f"the tour failed: {dead} jobs were dead and {moved} replayed")
-        if completed != self._rows - dead:
-            raise ChasquiError(
-                f"the tour failed: {completed} of {self._rows - dead} jobs completed"
-            )
+        return replay(chosen, dry_run=False, **server)
 
     def _enqueue(self) -> None:
         from chasqui.spark import enqueue
@@ -194,11 +199,11 @@ class _Tour:
         """Let worker processes run all jobs; how many ended dead."""
         command = [sys.executable, "-m", "chasqui", "worker", f"{__name__}:worker"]
         command += ["--processes", str(_WORKERS), "--log-level", "error"]
-        told = os.environ | {"CHASQUI_URL": self._url, _QUEUE_VARIABLE: self._queue}
+        environment = os.environ | {"CHASQUI_URL": self._url, _QUEUE_VARIABLE: self._queue}
         started_s = time.perf_counter()
         left = self._rows
         with (
-            subprocess.Popen(command, env=told) as workers,
+            subprocess.Popen(command, env=environment) as workers,
             Queue(self._queue, redis_url=self._url) as queue,
             Progress("draining", lambda: f"{left:,} jobs left"),
         ):

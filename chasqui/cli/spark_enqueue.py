@@ -1,4 +1,4 @@
-"""`chasqui spark enqueue`: a data set as jobs, and what became of it in a sentence."""
+"""`chasqui spark enqueue`: adds a data set as jobs, and says in a sentence what it did."""
 
 import time
 import uuid
@@ -14,13 +14,13 @@ from chasqui.cli.options import AsJson, RedisUrl
 from chasqui.cli.spark_files import HELP, data_set, load
 from chasqui.cli.spark_run import Conf, Master, Progress, SparkRun, on_queue, say, server_options
 from chasqui.errors import ChasquiError, QueueFullError, UnreachableError
-from chasqui.transport.request import Effect
 from chasqui.model.words import count
+from chasqui.transport.request import Effect
 
 if TYPE_CHECKING:
     from chasqui.spark.options import Options
-    from chasqui.spark.writing.writers import Enqueued
     from chasqui.spark.writing.transaction import Step
+    from chasqui.spark.writing.writers import Enqueued
 
 #: The exit code of --fail-if-written.
 WRITTEN: Final = 3
@@ -34,6 +34,7 @@ OnBacklog: TypeAlias = Annotated[
 ]
 
 
+# Long because each option of the command is a parameter.
 def enqueue(
     source: Annotated[str, typer.Option("--from", metavar="FORMAT:PATH", help=HELP)],
     queue: Annotated[
@@ -91,11 +92,11 @@ def enqueue(
     options = Options.parse({**server_options(redis_url), **texts}, "w")
     started_s = time.perf_counter()
     with on_queue(queue or "spark", redis_url) as (connection, _):
-        connection.connect()  # or say that it cannot be reached, before Spark starts
-    far = Far(options, redis_url)
-    with _tell_how_to_go_on(options, txn, redis_url, as_json):
-        with far, Progress("adding rows", far):
-            done = finish_earlier(options, far.tell) if txn is not None else None
+        connection.connect()  # fail before Spark starts, if the server cannot be reached
+    progress = WriteProgress(options, redis_url)
+    with _explaining_interrupts(options, txn, redis_url, as_json):
+        with progress, Progress("adding rows", progress):
+            done = finish_earlier(options, progress.on_step) if txn is not None else None
         if done is None:
             place = None if kind == "iceberg" else path
             with SparkRun(master, conf, redis_url, source=place) as spark:
@@ -103,27 +104,27 @@ def enqueue(
 
                 df = load(spark.session, kind, path)
                 started_s = time.perf_counter()
-                far = Far(options, redis_url, spark)
-                with far, Progress("adding rows", far):
-                    done = add(df, on_progress=far.tell, **spark.server, **texts)
+                progress = WriteProgress(options, redis_url, spark)
+                with progress, Progress("adding rows", progress):
+                    done = add(df, on_progress=progress.on_step, **spark.server, **texts)
     seconds = time.perf_counter() - started_s
     say(_facts(done, seconds), as_json, sentence(done, seconds))
     if done.already and fail_if_written:
         raise typer.Exit(WRITTEN)
 
 
-# ── How far it is ───────────────────────────────────────────────────────────────────────────────
+# ── Progress ────────────────────────────────────────────────────────────────────────────────────
 
 
-class Far:
-    """How far a write is, for its progress line: what Spark does, then what is published."""
+class WriteProgress:
+    """The progress line of a write: first Spark's tasks, then how much is published."""
 
     def __init__(
         self, options: "Options", redis_url: str | None, spark: SparkRun | None = None
     ) -> None:
         self._spark = spark
         self._step: Step | None = None
-        # Rows that tasks add at once wait in the tasks: here only the queue itself tells.
+        # Without staging it is the tasks that wait for room: only the queue's length shows it.
         is_direct = options.delivery != "exactly_once" and options.queue
         self._queue = on_queue(options.queue[0], redis_url) if is_direct else None
         self._most = options.max_backlog
@@ -135,7 +136,7 @@ class Far:
         if self._queue is not None:
             self._queue.__exit__(*error)
 
-    def tell(self, step: "Step") -> None:
+    def on_step(self, step: "Step") -> None:
         self._step = step
 
     def __call__(self) -> str:
@@ -153,28 +154,28 @@ class Far:
         return line
 
 
-# ── What became of it ───────────────────────────────────────────────────────────────────────────
+# ── The outcome ─────────────────────────────────────────────────────────────────────────────────
 
 
 def sentence(done: "Enqueued", seconds: float) -> str:
-    """What a write did, for people."""
+    """What a write did, as a sentence."""
     if done.already:
         assert done.written_at is not None
         when = done.written_at.strftime("%Y-%m-%d %H:%M UTC")
         if done.later_version is not None:
             return f"version {done.later_version} was already written on {when}: added 0"
         return f"already written on {when} ({count(done.found, 'row')}): added 0"
-    told = f"added {count(done.added, 'row')} in {seconds:.1f} s"
+    text = f"added {count(done.added, 'row')} in {seconds:.1f} s"
     if done.resumed:
         rows = done.added + done.found
-        told = f"resumed: {done.found:,} of {rows:,} were published by another run; {told}"
+        text = f"resumed: {done.found:,} of {rows:,} were published by another run; {text}"
     elif done.found and done.delivery == "dedup":
-        told += f"; {done.found:,} were there already"
+        text += f"; {done.found:,} were there already"
     elif done.found:
-        told += f"; {done.found:,} were published by another run"
+        text += f"; {done.found:,} were published by another run"
     if done.earlier:
-        told += f", and {done.earlier:,} that an earlier version had left"
-    return told
+        text += f", and {done.earlier:,} that an earlier version had left"
+    return text
 
 
 def _facts(done: "Enqueued", seconds: float) -> dict[str, Any]:
@@ -196,14 +197,14 @@ def _facts(done: "Enqueued", seconds: float) -> dict[str, Any]:
     }
 
 
-# ── Where it was broken off ─────────────────────────────────────────────────────────────────────
+# ── Interrupted writes ──────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def _tell_how_to_go_on(
+def _explaining_interrupts(
     options: "Options", txn: str | None, redis_url: str | None, as_json: bool
 ) -> Iterator[None]:
-    """What ends the write early says how to go on with it."""
+    """Add to an error or an interrupt how to go on with the write."""
     try:
         yield
     except KeyboardInterrupt:
@@ -213,7 +214,7 @@ def _tell_how_to_go_on(
 
 
 def interrupted(how: str, as_json: bool, exit_code: int = 130) -> NoReturn:
-    """End the command as one that was interrupted, and say how to go on."""
+    """End an interrupted command, and say how to go on."""
     message = f"interrupted: {how}"
     if as_json:
         typer.echo(error_as_json(message, exit_code=exit_code), err=True)
@@ -223,7 +224,7 @@ def interrupted(how: str, as_json: bool, exit_code: int = 130) -> NoReturn:
 
 
 def how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> str:
-    """What somebody does next whose write was broken off."""
+    """What to do after an interrupted write."""
     again = "run the same command again"
     if options.delivery == "dedup":
         return f"{again}: what is in the queue already is not added again"
@@ -238,9 +239,9 @@ def how_to_go_on(options: "Options", txn: str | None, redis_url: str | None) -> 
     try:
         with on_queue(options.queue[0], redis_url) as (connection, keys):
             record = connection.run(read_record(keys, options.txn_app_id))
-            if record is None and txn is None:  # nobody else can have a name that was drawn here
+            if record is None and txn is None:  # the name is random, so no other run uses it
                 connection.call(forget(keys, options.txn_app_id))
-    except ChasquiError:  # the server may be why
+    except ChasquiError:  # the server may be the cause
         return again if txn else "chasqui spark txn list shows what is left to be published"
     if record is None or record.epoch < options.txn_version:
         return f"nothing was added; {again}"

@@ -1,4 +1,4 @@
-"""What Spark raises, as one sentence. Spark itself tells it in pages: plans, two stack traces."""
+"""Spark's errors as one sentence each. Spark itself prints pages: plans and two stack traces."""
 
 import logging
 import re
@@ -14,18 +14,18 @@ from chasqui.errors import ChasquiError
 from chasqui.model.words import meant
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
-#: A condition of Spark's, such as [UNRESOLVED_COLUMN.WITH_SUGGESTION], before its text.
+#: An error condition of Spark, such as [UNRESOLVED_COLUMN.WITH_SUGGESTION], before its text.
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
-#: Why a task failed for the last time, and with it the job.
+#: Why a task failed for the last time, which failed the job.
 _LAST_FAILURE: Final = re.compile(r"most recent failure: .*?\(TID \d+\) \([^)]*\): (.*)")
 _JAVA_CLASS: Final = re.compile(r"^[\w.$]+\.[\w$]*(?:Exception|Error)\b:? ?")
-#: What is behind the sentence of an error: the SQL state, plans, stack frames.
+#: What follows the sentence of an error: the SQL state, plans, stack frames.
 _BEHIND: Final = re.compile(r"\s*SQLSTATE: |\n\s*at |\n'|\n\+-|\n\n|\nDriver stacktrace")
-#: Where PySpark logs an error that it raises all the same.
+#: Loggers of PySpark for errors that it also raises.
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _SQL: Final = re.compile(r"^== SQL ==\n(.*?)\n-*\^", re.MULTILINE | re.DOTALL)
 
-#: How Spark says it, and how we do.
+#: Spark's words, and ours.
 _PLAIN: Final = (
     (re.compile(r"^Path does not exist: (?:file:)?(\S+?)\.?$"), r"there is nothing at \1"),
     (
@@ -44,18 +44,18 @@ _NO_COLUMN: Final = re.compile(
 
 
 def hush() -> None:
-    """Let PySpark not log the errors that it raises, in JSON and with two traces, nor py4j that it
-    was interrupted, nor either that the JVM has ended.
+    """Keep PySpark from logging the errors that it raises, py4j from logging an interrupt, and both
+    from logging that the JVM has ended.
     """
     from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
-    logging.getLogger().addFilter(_is_not_py4j)  # its own name is not the only one it logs under
+    logging.getLogger().addFilter(_is_not_py4j)  # it logs under other names too
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
     for server in (AccumulatorTCPServer, AccumulatorUnixServer):
-        server.handle_error = _ignore  # what we call ourselves raises, too
+        server.handle_error = _ignore  # our own calls raise it anyway
     warnings.filterwarnings("ignore", r"\s*Unable to cleanly shutdown Spark JVM", RuntimeWarning)
 
 
@@ -68,8 +68,8 @@ def _is_not_py4j(record: logging.LogRecord) -> bool:
 
 
 def in_words(error: BaseException) -> Exception | None:
-    """The error to raise in place of one of Spark's: ValueError if what was asked makes no sense,
-    else ChasquiError. None if it is none of Spark's.
+    """The error to raise in place of one of Spark's: ValueError for a wrong request, else
+    ChasquiError. None if it is not an error of Spark.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
@@ -85,7 +85,7 @@ def in_words(error: BaseException) -> Exception | None:
 
 
 def read(text: str) -> Exception:
-    """The error that a text of Spark's tells."""
+    """The error for the text of one of Spark's."""
     if _TRACEBACK in text:
         return _of_python(text.rpartition(_TRACEBACK)[2])
     if found := _SQL.search(text):
@@ -100,7 +100,7 @@ def read(text: str) -> Exception:
 
 
 def _of_python(frames: str) -> Exception:
-    """The last line of a traceback: the class, and what it says."""
+    """The error for the last line of a traceback: the class and its message."""
     lines = frames.splitlines()
     first = next((i for i, line in enumerate(lines) if line and not line[0].isspace()), None)
     if first is None:
@@ -131,10 +131,10 @@ def _cut(text: str) -> str:
 
 @contextmanager
 def explained_start(*, is_quiet: bool) -> Iterator[None]:
-    """Around the start of a session: what it fails with is one sentence.
+    """Wraps the start of a session: its failure becomes one sentence.
 
-    If quiet, the JVM gets a file in place of our stderr, for it greets with several lines, and
-    tells there why it does not start.
+    If quiet, the JVM writes to a file instead of our stderr: it prints several lines of greeting,
+    and there it says why it does not start.
     """
     with tempfile.TemporaryFile() as log:
         try:
@@ -142,20 +142,20 @@ def explained_start(*, is_quiet: bool) -> Iterator[None]:
                 yield
         except Exception as error:
             log.seek(0)
-            told = _why_no_start(error, log.read().decode(errors="replace"))
-            if told is None:
+            explained = _why_no_start(error, log.read().decode(errors="replace"))
+            if explained is None:
                 raise
             if not is_quiet:
                 traceback.print_exception(error)
-            raise told from None
+            raise explained from None
 
 
 @contextmanager
 def _one_jvm(stderr: IO[bytes] | None) -> Iterator[None]:
-    """Around the start of a JVM: it does not outlive a start that was interrupted.
+    """Wraps the start of a JVM, and kills the JVM if the start is interrupted.
 
-    PySpark forgets it then, and it waits for ever: the folder in which it was to leave its port
-    is gone.
+    PySpark would forget it, and the JVM would wait for ever, because the folder for its port is
+    gone.
     """
     from pyspark import SparkContext, java_gateway
 
@@ -179,11 +179,11 @@ def _one_jvm(stderr: IO[bytes] | None) -> Iterator[None]:
 
 
 def _why_no_start(error: Exception, log: str) -> Exception | None:
-    told = in_words(error)
+    explained = in_words(error)
     if "JAVA_GATEWAY_EXITED" in str(error):
-        # The launcher tells it in the first line that is no greeting, spark-submit by an exception.
+        # The launcher says why in the first line after the greeting, spark-submit by an exception.
         lines = [line for line in log.splitlines() if not line.startswith(("WARNING:", "Using "))]
         raised = [line for line in lines if line.startswith("Exception in thread")]
         why = " ".join((raised or lines)[:1]) or "its log says nothing"
-        told = ChasquiError(re.sub(r'^Exception in thread "main" [\w.$]+: ', "", why))
-    return None if told is None else type(told)(f"Spark did not start: {told}")
+        explained = ChasquiError(re.sub(r'^Exception in thread "main" [\w.$]+: ', "", why))
+    return None if explained is None else type(explained)(f"Spark did not start: {explained}")

@@ -1,4 +1,4 @@
-"""Data sets that a command names as FORMAT:PATH: what is read to enqueue, what is exported."""
+"""Data sets that a command names as FORMAT:PATH, to enqueue or to export."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Those whose tables chasqui.spark.archiving.tables knows, and those that Spark alone does.
+#: Formats that chasqui.spark.archiving.tables reads and writes, and those that Spark does alone.
 _TABLES: Final = ("parquet", "delta", "iceberg")
 _FILES: Final = ("json", "csv", "orc")
-#: Variables by which Spark may take a mere path for one of another file system.
+#: Variables that may make Spark take a plain path as one of another file system.
 _ELSEWHERE: Final = (
     "HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_ENV_LOADED", "SPARK_HOME", "SPARK_REMOTE"
 )  # fmt: skip
@@ -28,15 +28,15 @@ def data_set(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def is_missing(path: str, conf: Mapping[str, str]) -> bool:
-    """Whether nothing is at a path, as far as that is known without Spark: of a plain path on this
-    machine, not of a URL or a pattern."""
+    """Whether nothing is at a path, as far as that is known without Spark: False for a URL or a
+    pattern, and if the path may be on another machine."""
     if re.search(r"[:*?\[\]{}\\]", path) or _DEFAULT_FS in conf:
         return False
     return not any(map(os.environ.get, _ELSEWHERE)) and not os.path.exists(path)
 
 
 def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":
-    """A data set; the first line of CSV has the names."""
+    """A data set; the first line of CSV holds the column names."""
     if kind in _TABLES:
         from chasqui.spark.archiving.tables import tables_of
 
@@ -46,14 +46,14 @@ def load(spark: "SparkSession", kind: str, path: str) -> "DataFrame":
 
 
 def save(df: "DataFrame", kind: str, path: str) -> int:
-    """Write rows where nothing is yet; how many there are then."""
+    """Write rows to a new data set; how many it has then."""
     if kind in _TABLES:
         from chasqui.spark.archiving.tables import tables_of
 
         tables = tables_of(df.sparkSession, kind, path)
         tables.create(path, df)
         return int(tables.read(path).count())
-    if kind == "csv":  # it knows no structs, maps or bytes
+    if kind == "csv":  # CSV has no structs, maps or bytes
         df = df.drop("retry", "extra", "_corrupt")
     df.write.format(kind).options(header=True).mode("error").save(path)
     return int(df.sparkSession.read.format(kind).options(header=True).load(path).count())

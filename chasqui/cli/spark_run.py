@@ -1,4 +1,4 @@
-"""Between the shell and Spark: a session for one command, what it reads, what it tells."""
+"""What the commands of Spark share: a session, its checks, its progress and its output."""
 
 import importlib.util
 import logging
@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from chasqui import retention
-from chasqui.blocking import BlockingConnection
 from chasqui.cli.known import must_exist
 from chasqui.cli.output import show, show_all
 from chasqui.cli.spark_errors import explained_start, hush, in_words
 from chasqui.cli.spark_files import is_missing
-from chasqui.model.config import DEFAULT_URL, Endpoint
 from chasqui.errors import ChasquiError, NotSupportedError
-from chasqui.model.keys import Keys
+from chasqui.managing import retention
 from chasqui.managing.retention import Log
+from chasqui.model.config import DEFAULT_URL, Endpoint
+from chasqui.model.keys import Keys
+from chasqui.model.words import count, meant, near
+from chasqui.spark.option_values import queue_names
 from chasqui.spark.options import TABLES
 from chasqui.spark.sessions import is_connect
-from chasqui.spark.option_values import queue_names
-from chasqui.model.words import count, meant, near
+from chasqui.transport.blocking import BlockingConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: The environment variable that carries the server's URL to Spark's processes. Executors get it as
-#: a setting, and what is called a secret is hidden on Spark's pages and in its logs.
+#: a setting; Spark hides settings with SECRET in their name on its pages and in its logs.
 URL_VARIABLE: Final = "CHASQUI_SPARK_SECRET_URL"
-#: How often to say how far a step is, where a line cannot be rewritten.
+#: How often to print progress if the line cannot be rewritten.
 _SAY_EVERY_S: Final = 10.0
 
 Master: TypeAlias = Annotated[
@@ -57,9 +57,9 @@ Conf: TypeAlias = Annotated[
 class SparkRun:
     """A session for one command, and the options that name the server.
 
-    A URL with a password goes through the environment, for options end up in plans. A session that
-    runs already is used, and left running. What Spark raises in the block leaves it as one
-    sentence; who sets `spark.log.level` sees Spark's own log, with its stack traces.
+    A URL with a password goes through the environment, because options end up in plans. A session
+    that is running already is used, and left running. An error of Spark in the block becomes one
+    sentence; set `spark.log.level` to see Spark's own log with its stack traces.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class SparkRun:
         archive: str | None = None,
         as_json: bool = False,
     ) -> None:
-        """`reads` names queues that must be there, `source` and `archive` the places of a data set
-        and of an archive: that is asked before Spark starts, as far as it can be."""
+        """`reads` names queues that must exist; `source` and `archive` are the paths of a data set
+        and of an archive. They are checked before Spark starts, as far as possible."""
         self.server: dict[str, Any] = server_options(redis_url)
         self._redis_url = redis_url
         self._reads = [] if reads is None else split(reads)
@@ -107,12 +107,12 @@ class SparkRun:
         with explained_start(is_quiet=self._is_quiet and self._is_own):
             self.session: SparkSession = session(self._master, conf=self._conf)
         if self._is_own:
-            # Spark's own handler talks to the JVM, perhaps in the midst of what was interrupted.
+            # Spark's own handler talks to the JVM, perhaps in the middle of another call.
             signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def _check_places(self) -> None:
-        if is_connect(self._master):  # its files are elsewhere
+        if is_connect(self._master):  # its files are on another machine
             return
         if self._source is not None and is_missing(self._source, self._conf):
             raise ChasquiError(f"there is nothing at {os.path.abspath(self._source)}")
@@ -120,7 +120,7 @@ class SparkRun:
             raise _no_archive(self._archive)
 
     def heed_sigterm(self) -> None:
-        """Let SIGTERM, too, raise KeyboardInterrupt in the block."""
+        """Let SIGTERM raise KeyboardInterrupt in the block, as SIGINT does."""
         if self._is_own:
             signal.signal(signal.SIGTERM, self._interrupt)
 
@@ -134,26 +134,26 @@ class SparkRun:
         return 128 + (self._signal or signal.SIGINT)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        told: BaseException | None = None if error is None else in_words(error)
-        if self._signal is not None and (told is not None or isinstance(error, KeyboardInterrupt)):
-            # Whatever PySpark, as it cleaned up, has raised in place of it.
+        shown: BaseException | None = None if error is None else in_words(error)
+        if self._signal is not None and (shown is not None or isinstance(error, KeyboardInterrupt)):
+            # While it cleans up, PySpark may raise something else in place of the interrupt.
             is_sigint = self._signal == signal.SIGINT
-            told = KeyboardInterrupt() if is_sigint else typer.Exit(self.interrupted_code)
+            shown = KeyboardInterrupt() if is_sigint else typer.Exit(self.interrupted_code)
         if self._is_own:
             try:
                 self.session.stop()
-            except Exception as failure:  # the driver may be gone, of which the error tells
+            except Exception as failure:  # the driver may be gone, as `error` says
                 fields = {"master": self._master}
                 logger.debug("the session could not be stopped: %s", failure, extra=fields)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if told is not None:
+        if shown is not None:
             if not self._is_quiet and self._signal is None:
                 traceback.print_exception(error)
-            raise told from None
+            raise shown from None
 
     def tasks(self) -> str:
-        """How far Spark is with what it does now."""
+        """How many tasks of Spark's current work are done."""
         tracker = self.session.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         total = sum(stage.numTasks for stage in stages if stage)
@@ -162,7 +162,8 @@ class SparkRun:
 
 
 class Progress:
-    """Says how far a step is while its block runs: in place on a screen, else every ten seconds."""
+    """Shows the progress of a step while its block runs: a line that is rewritten on a terminal, or
+    a line every ten seconds."""
 
     def __init__(self, what: str, how_far: Callable[[], str] = str) -> None:
         self.say(what)
@@ -175,7 +176,7 @@ class Progress:
         return self
 
     def say(self, what: str) -> None:
-        """What is done from now on."""
+        """Name the step that begins now."""
         self._what = what
 
     def __exit__(self, *error: object) -> None:
@@ -191,7 +192,7 @@ class Progress:
             seconds = time.monotonic() - started_s
             try:
                 how_far = self._how_far()
-            except Exception as error:  # whatever it is, the step itself will say so
+            except Exception as error:  # the step itself will raise it
                 logger.debug("no progress is known: %s", error, extra={"step": self._what})
                 how_far = ""
             line = " ".join(filter(None, (self._what, "…", how_far, f"({seconds:.0f} s)")))
@@ -202,7 +203,7 @@ class Progress:
 
 
 def spark_is_there() -> bool:
-    """Whether the extra is installed, and a Java."""
+    """Whether the extra and a Java are installed."""
     from chasqui.spark.sessions import find_java
 
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pandas", "pyarrow")):
@@ -256,7 +257,7 @@ def split(queues: str) -> tuple[str, ...]:
 
 
 def check_table(table: str) -> None:
-    """Refuse a table that there is not."""
+    """Refuse an unknown table."""
     if table not in TABLES:
         others = meant(near(table, TABLES)) or f": it is one of {', '.join(TABLES)}"
         raise ValueError(f"--table: there is no table {table}{others}")
@@ -266,7 +267,7 @@ def check_table(table: str) -> None:
 def events_of(
     spark: SparkRun, queue: str, since: datetime | None, archive_dir: str | None
 ) -> Iterator["DataFrame"]:
-    """Events from the archive, or those that the queues have now; says on stderr which are gone."""
+    """Events from the archive, or those that the queues have now; prints which are missing."""
     from pyspark.sql import functions as F
 
     from chasqui.spark.reporting.html import missing
@@ -304,7 +305,7 @@ def archived(spark: SparkRun, queue: str, archive_dir: str) -> "DataFrame":
 
 @contextmanager
 def archive_at(place: str) -> Iterator[None]:
-    """Around the first read of an archive: if it is not there, say so, with names that are near."""
+    """Wraps the first read of an archive: if there is none, the error names similar paths."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -330,7 +331,7 @@ def show_table(spark: SparkRun, df: "DataFrame", as_json: bool, nothing: str) ->
 
 
 def _in_utc(value: Any) -> Any:
-    """Moments come from PySpark in this machine's time, and do not say so."""
+    """PySpark gives times without a zone, in that of this machine."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -358,10 +359,10 @@ class on_queue:
 
 
 def server_facts(redis_url: str | None) -> str:
-    """What the server is, and how long its events last."""
-    from chasqui.spark.reading.batch import describe
+    """The server's address, its queues, and how long they keep events."""
     from chasqui.spark.connections import queues_of
     from chasqui.spark.options import Options
+    from chasqui.spark.reading.batch import describe
 
     options = Options.parse({"table": "queues", **server_options(redis_url)}, "r")
     names = queues_of(options)
@@ -374,5 +375,5 @@ def server_facts(redis_url: str | None) -> str:
             seconds = row["events_span_ms"] / 1000
             spans.append(f"{name} keeps {row['events']:,} events of {seconds:,.0f} s")
         spans += [f"{name} is read by {reader}" for reader in kept.readers]
-    told = "; ".join(spans) or "no events yet"
-    return f"{options.endpoint()}, {count(len(names), 'queue')}: {told}"
+    kept_text = "; ".join(spans) or "no events yet"
+    return f"{options.endpoint()}, {count(len(names), 'queue')}: {kept_text}"

@@ -1,27 +1,25 @@
-"""`chasqui spark txn`: exactly-once writes, as recorded and as staged, and what became of them."""
+"""`chasqui spark txn`: lists, resumes and discards exactly-once writes."""
 
 import uuid
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from chasqui.blocking import BlockingConnection
 from chasqui.cli.known import must_exist, tell
-from chasqui.cli.options import AsJson, RedisUrl, Yes
+from chasqui.cli.options import AsJson, RedisUrl, Yes, group
 from chasqui.cli.output import at_ms, show, show_all
 from chasqui.cli.queues import find_queues
-from chasqui.cli.spark_enqueue import Far, MaxBacklog, OnBacklog, interrupted
+from chasqui.cli.spark_enqueue import MaxBacklog, OnBacklog, WriteProgress, interrupted
 from chasqui.cli.spark_run import Progress, on_queue, say
 from chasqui.errors import ChasquiError, NotSupportedError, QueueFullError
 from chasqui.model.keys import Keys, check_queue_name
 from chasqui.model.words import count, meant, near
+from chasqui.transport.blocking import BlockingConnection
 
 if TYPE_CHECKING:
     from chasqui.spark.writing.records import Record, Stage
 
-txn_app = typer.Typer(
-    help="Exactly-once writes that were recorded.", no_args_is_help=True, rich_markup_mode=None
-)
+txn_app = group("Exactly-once writes that were recorded.")
 
 OneQueue: TypeAlias = Annotated[
     str, typer.Option("--queue", "-q", metavar="QUEUE", help="The queue.")
@@ -31,7 +29,7 @@ AppId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The write, 
 _COLUMNS: Final = (
     "queue", "txn", "version", "state", "recorded", "jobs", "left", "bytes", "quiet s"
 )  # fmt: skip
-#: A write that staged rows so lately is taken for one that still runs.
+#: A write that staged rows within this time counts as running.
 _RUNNING_S: Final = 60
 
 
@@ -58,7 +56,7 @@ def txn_list(
 
     Example: chasqui spark txn list --queue orders
     """
-    from chasqui.spark import records
+    from chasqui.spark.writing import records
 
     rows: list[tuple[Any, ...]] = []
     for name in _queues(queue, redis_url):
@@ -96,7 +94,7 @@ def _stages(connection: BlockingConnection, keys: Keys, app_id: str) -> "list[St
 
 
 def _staged(stages: "list[Stage]") -> list[tuple[Any, ...]]:
-    """What the tasks of a write have staged, a row for each of its epochs."""
+    """The unrecorded stages of a write, a row for each of its epochs."""
     by_epoch: dict[int | None, list[Stage]] = {}
     for stage in stages:
         by_epoch.setdefault(stage.epoch, []).append(stage)
@@ -122,8 +120,8 @@ def txn_resume(
 
     Example: chasqui spark txn resume --queue orders orders-2026-01-31
     """
-    from chasqui.spark.writing.backlog import Backlog
     from chasqui.spark.options import Options
+    from chasqui.spark.writing.backlog import Backlog
     from chasqui.spark.writing.transaction import Transaction
 
     given = {"queue": queue, "onBacklog": on_backlog}
@@ -132,28 +130,28 @@ def txn_resume(
     options = Options.parse(given, "w")
     with on_queue(queue, redis_url) as (connection, keys):
         record = _find(connection, keys, app_id, redis_url, as_json)
-        far = Far(options, redis_url)
+        progress = WriteProgress(options, redis_url)
         write = Transaction(
-            connection, keys, app_id, uuid.uuid4().hex, Backlog.of(options, queue), far.tell
+            connection, keys, app_id, uuid.uuid4().hex, Backlog.of(options, queue), progress.on_step
         )
         try:
-            with Progress("publishing", far):
+            with Progress("publishing", progress):
                 done = write.resume()
         except KeyboardInterrupt:
             interrupted("run the same command again to go on", as_json)
         except QueueFullError as error:
             raise ChasquiError(f"{error}; run the same command again to go on") from error
     if done is not None:
-        told = f"published {count(done.added, 'job')}"
+        text = f"published {count(done.added, 'job')}"
         if done.found:
-            told += f"; {done.found:,} of {done.added + done.found:,} were published before"
-        say({"published": done.added, "found": done.found}, as_json, told)
+            text += f"; {done.found:,} of {done.added + done.found:,} were published before"
+        say({"published": done.added, "found": done.found}, as_json, text)
     elif record is None:
-        told = "nothing of it was recorded: run it again, or discard what it has staged"
-        say({"published": 0, "found": 0}, as_json, told)
+        text = "nothing of it was recorded: run it again, or discard what it has staged"
+        say({"published": 0, "found": 0}, as_json, text)
     else:
-        told = f"nothing is left to publish: {count(record.jobs, 'job')} were published before"
-        say({"published": 0, "found": record.jobs}, as_json, told)
+        text = f"nothing is left to publish: {count(record.jobs, 'job')} were published before"
+        say({"published": 0, "found": record.jobs}, as_json, text)
 
 
 @txn_app.command("discard")
@@ -190,19 +188,19 @@ def txn_discard(
     left = sum(one.jobs for one in stages) + (0 if record is None else record.left)
     facts = {"dropped": left if yes else 0, "selected": left}
     if record is not None and record.state == "done" and not stages:
-        told = "forgot" if yes else "would forget"
-        told += " that it was written" + ("" if yes else "; add --yes to do it")
+        text = "forgot" if yes else "would forget"
+        text += " that it was written" + ("" if yes else "; add --yes to do it")
     else:
         jobs = count(left, "job")
-        told = f"dropped {jobs}" if yes else f"would drop {jobs}; add --yes to do it"
-    say(facts, as_json, told)
+        text = f"dropped {jobs}" if yes else f"would drop {jobs}; add --yes to do it"
+    say(facts, as_json, text)
 
 
 def _find(
     connection: BlockingConnection, keys: Keys, app_id: str, redis_url: str | None, as_json: bool
 ) -> "Record | None":
     """The record of a write, None if it is only staged; ends the command if there is neither."""
-    from chasqui.spark import records
+    from chasqui.spark.writing import records
 
     record = connection.run(records.read_record(keys, app_id))
     if record is not None or _stages(connection, keys, app_id):

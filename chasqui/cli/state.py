@@ -7,26 +7,25 @@ import typer
 
 from chasqui.cli.known import must_exist, tell_if_new
 from chasqui.cli.options import AsJson, QueueName, RedisUrl, Yes
-from chasqui.cli.output import show
+from chasqui.cli.output import say
 from chasqui.cli.run import on_queue
 from chasqui.errors import NotSupportedError
-from chasqui.queue import Counts, Queue
 from chasqui.model.words import count
+from chasqui.queue import Counts, Queue
 
 
 def pause(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
-    """Let workers take no new jobs of a queue, until it is resumed.
+    """Stop workers from taking jobs of a queue, until you resume it.
 
-    What runs is finished, and jobs may still be added. It outlives restarts of workers and server.
+    Running jobs go on to their end, and jobs may still be added. The pause outlives restarts of
+    workers and server.
 
     Example: chasqui pause emails
     """
     tell_if_new(queue, redis_url)
     on_queue(queue, redis_url, lambda it: it.pause())
-    if as_json:
-        show({"queue": queue, "paused": True}, as_json=True)
-    else:
-        print(f"queue {queue} paused; run `chasqui resume {queue}` to resume")
+    sentence = f"queue {queue} paused; run `chasqui resume {queue}` to resume"
+    say(sentence, {"queue": queue, "paused": True}, as_json=as_json)
 
 
 def resume(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
@@ -36,29 +35,26 @@ def resume(queue: QueueName, redis_url: RedisUrl = None, as_json: AsJson = False
     """
     must_exist(queue, redis_url, as_json=as_json)
     on_queue(queue, redis_url, lambda it: it.resume())
-    if as_json:
-        show({"queue": queue, "paused": False}, as_json=True)
-    else:
-        print(f"queue {queue} resumed")
+    say(f"queue {queue} resumed", {"queue": queue, "paused": False}, as_json=as_json)
 
 
 def obliterate(
     queue: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while jobs wait, run or are delayed.")
+        bool, typer.Option("--force", help="Even if it has waiting, running, delayed or dead jobs.")
     ] = False,
     yes: Yes = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a queue with everything it holds.
+    """Delete a queue with everything in it.
 
-    Without --yes nothing is deleted: you see what would be.
+    Without --yes this deletes nothing and shows what it would delete.
 
     Example: chasqui obliterate emails --force --yes
     """
 
-    async def deed(it: Queue) -> tuple[Counts, int]:
+    async def delete(it: Queue) -> tuple[Counts, int]:
         counts = await it.counts()
         if yes:
             return counts, await it.obliterate(force=force)
@@ -70,14 +66,12 @@ def obliterate(
         return counts, 0
 
     must_exist(queue, redis_url, as_json=as_json)
-    counts, deleted = on_queue(queue, redis_url, deed)
-    if as_json:
-        show({"queue": queue, "deleted_keys": deleted, **asdict(counts)}, as_json=True)
-    elif yes:
-        print(f"deleted {count(deleted, 'key')} of queue {queue}")
-    else:
-        print(
+    counts, deleted = on_queue(queue, redis_url, delete)
+    sentence = f"deleted {count(deleted, 'key')} of queue {queue}"
+    if not yes:
+        sentence = (
             f"would delete queue {queue}: {counts.waiting} waiting, {counts.pending} pending, "
             f"{counts.delayed} delayed, {counts.dlq} dead, {counts.repeatables} repeatable; "
             "add --yes to do it"
         )
+    say(sentence, {"queue": queue, "deleted_keys": deleted, **asdict(counts)}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`chasqui top`: all queues of a server on one screen."""
+"""`chasqui top`: shows all queues of a server on one screen."""
 
 import asyncio
 import importlib.util
@@ -10,22 +10,20 @@ import typer
 
 from chasqui.cli.board import Board
 from chasqui.cli.known import must_exist
-from chasqui.cli.options import Group, RedisUrl
+from chasqui.cli.options import Group, RedisUrl, number
 from chasqui.cli.output import as_names, show
 from chasqui.cli.run import on_server
-from chasqui.model.config import Endpoint
 from chasqui.errors import NotSupportedError
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import DEFAULT_GROUP, check_queue_name
 
 
 def top(
     queues: Annotated[
         list[str] | None,
-        typer.Argument(metavar="QUEUE", help="Only these. Default: all that the server has."),
+        typer.Argument(metavar="QUEUE", help="Only these. Default: all queues of the server."),
     ] = None,
-    interval_ms: Annotated[
-        int, typer.Option(min=50, metavar="MS", help="From one look to the next.")
-    ] = 1000,
+    interval_ms: Annotated[int, number("MS", "Time between two looks.", min=50)] = 1000,
     redis_url: RedisUrl = None,
     group: Group = DEFAULT_GROUP,
     as_json: Annotated[
@@ -34,8 +32,8 @@ def top(
 ) -> None:
     """Show queues, their workers, running and dead jobs on a full screen, as they change.
 
-    Keys: up and down choose a queue, p pauses or resumes it, r runs its dead jobs again, i shows
-    more of it, q ends. Needs the extra: pip install 'chasqui[top]'
+    Keys: up and down choose a queue, p pauses or resumes it, r replays its dead jobs, i shows more
+    about it, q ends. You need an extra: pip install 'chasqui[top]'
 
     Example: chasqui top emails invoices
     """
@@ -51,7 +49,7 @@ def top(
         raise NotSupportedError("chasqui top needs textual: pip install 'chasqui[top]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise NotSupportedError("chasqui top needs a terminal; chasqui watch does without")
-    # Before the screen is taken: that there is no server is told in one sentence.
+    # Before the screen opens, so that a missing server is reported in one sentence.
     on_server(redis_url, lambda connection: connection.connect())
     from chasqui.cli.screen import Top
 
@@ -59,7 +57,7 @@ def top(
 
 
 async def _now(board: Board) -> dict[str, Any]:
-    """Each queue, by name: what it holds, its workers, the first of its running and dead jobs."""
+    """For each queue: what it holds, its workers, its oldest running and dead jobs."""
     try:
         await board.look()
         return {name: await _queue(board, name) for name in board.histories}

@@ -1,4 +1,4 @@
-"""`chasqui watch`: one queue, looked at again and again."""
+"""`chasqui watch`: shows what one queue holds, again and again."""
 
 import asyncio
 import sys
@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from chasqui.cli.facts import Facts, History, look, sparkline
 from chasqui.cli.known import tell_if_new
-from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl
+from chasqui.cli.options import AsJson, Group, QueueName, RedisUrl, number
 from chasqui.cli.output import as_names, cell, print_json_line
 from chasqui.cli.run import connection_to, until_signal
 from chasqui.model.keys import DEFAULT_GROUP, Keys
@@ -23,22 +21,17 @@ _WIDTH = 24
 
 def watch(
     queue: QueueName,
-    interval_ms: Annotated[
-        int, typer.Option(min=10, metavar="MS", help="From one look to the next.")
-    ] = 1000,
-    times: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="End after so many looks. Default: never."),
-    ] = None,
+    interval_ms: Annotated[int, number("MS", "Time between two looks.", min=10)] = 1000,
+    times: Annotated[int | None, number("N", "End after N looks. Default: never.")] = None,
     redis_url: RedisUrl = None,
     group: Group = DEFAULT_GROUP,
     as_json: AsJson = False,
 ) -> None:
     """Show how much a queue holds, and how that changes, until interrupted.
 
-    Entered and left count what came into the stream and went out of it, per second: a retry does
-    both, and so does one entry for the jobs that a worker hands back, where servers have CLAIM.
-    Servers before Redis 7 do not count it. Piped, each look is a line.
+    Entered and left are entries per second that came into the stream and went out of it. A retry
+    does both. So does one entry whenever a worker gives jobs back, if the server has CLAIM. Servers
+    before Redis 7 do not count this. Piped, each look is one line.
 
     Example: chasqui watch emails --interval-ms 500
     """
@@ -64,7 +57,7 @@ def watch(
 
 
 async def _ticks(every_s: float, times: int | None) -> AsyncIterator[int]:
-    """A beat that a slow look does not put off: who is late waits less."""
+    """Yields at a steady pace: after a slow look it waits less."""
     loop = asyncio.get_running_loop()
     started_s, done = loop.time(), 0
     while True:
@@ -81,7 +74,7 @@ def _print_json(facts: Facts) -> None:
 
 
 class _Lines:
-    """Each look a line, with tabs."""
+    """Prints each look as a line, with tabs."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -95,7 +88,7 @@ class _Lines:
 
 
 class _Screen:
-    """A table that is drawn anew."""
+    """Draws each look as a table, in the place of the one before."""
 
     def __init__(self, queue: str, interval_ms: int) -> None:
         from rich.console import Console

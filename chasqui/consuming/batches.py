@@ -1,15 +1,15 @@
-"""Batch handlers: a slot gathers entries and hands them over as a list; each keeps its own fate."""
+"""Batch handlers: a slot gathers entries and runs them as a list; each still has its own fate."""
 
 import asyncio
 import contextlib
 from typing import Any, Final
 
-from chasqui import clock
 from chasqui._core.entry import Entry
-from chasqui.consumer.dispatcher import Dispatcher, UnreadableError
-from chasqui.consumer.holdings import Slot
-from chasqui.consuming.runs import NotBegunError, within
-from chasqui.errors import BatchError
+from chasqui.consuming.dispatcher import Dispatcher
+from chasqui.consuming.held import Slot
+from chasqui.consuming.runs import NotBegunError, run_with_timeout
+from chasqui.errors import BatchError, UnreadableError
+from chasqui.model import clock
 
 #: The name under which the handler and the timeout of batches are looked up.
 ANY: Final = ""
@@ -18,56 +18,52 @@ ANY: Final = ""
 class BatchDispatcher(Dispatcher):
     """A dispatcher whose slots each run one batch at a time.
 
-    One slot at a time gathers, and takes every entry that comes meanwhile: one batch is full before
-    the next one begins.
+    Only one slot gathers at a time, and it takes every entry that comes meanwhile: so one batch is
+    full before the next begins.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        #: What the slot that gathers waits for, and how many entries it still has room for.
-        self._more: asyncio.Future[None] | None = None
-        self._missing = 0
-
-    def idle_slots(self) -> int:
-        return len(self._idle) * (self._config.batch or 1) + self._missing
+    #: What the slot that gathers waits for.
+    _more: asyncio.Future[None] | None = None
 
     async def stop(self, deadline_s: float) -> None:
         self._is_stopping = True
-        self._wake(1)
+        self._wake()
         await super().stop(deadline_s)
 
-    def _wake(self, count: int) -> None:
+    def _wake(self) -> None:
         if self._more is None:
-            super()._wake(count)
+            super()._wake()
         elif not self._more.done():
             self._more.set_result(None)
 
     async def _run(self, slot: Slot, entry: Entry) -> None:
-        if self._more is not None:  # it came for the slot that gathers
-            self._holdings.waiting.appendleft(entry)
-            self._wake(1)
+        if self._more is not None:  # another slot gathers: the entry belongs to its batch
+            self._held.waiting.appendleft(entry)
+            self._wake()
             await self._rest()
             return
         slot.started_ns = clock.boot_ns()
         slot.name = entry.name
         try:
             slot.entries = entries = await self._gather(slot, entry)
-            holdings = self._holdings
-            if holdings.lost or clock.boot_ns() > holdings.alive_until_ns:
-                # All in one turn of the loop: what is let go must not look as if it ran.
+            held = self._held
+            if held.lost or clock.boot_ns() > held.alive_until_ns:
+                # In the same turn of the loop as the run: an entry that is dropped must not look as
+                # if it ran.
                 if not await self._leases_hold():
                     return
                 slot.entries = entries = tuple(
-                    [entry for entry in entries if not self._is_let_go(entry)]
+                    [entry for entry in entries if not self._drop_if_lost(entry)]
                 )
             await self._run_batch(entries)
         finally:
             slot.entries = ()
 
     async def _gather(self, slot: Slot, first: Entry) -> tuple[Entry, ...]:
-        """Up to a batch of entries, waiting a little for it to become full."""
+        """Up to a batch of entries. Waits a little for the batch to become full."""
         size = self._config.batch or 1
-        waiting = self._holdings.waiting
+        held = self._held
+        waiting = held.waiting
         taken = [first]
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
@@ -76,17 +72,17 @@ class BatchDispatcher(Dispatcher):
                     while True:
                         while waiting and len(taken) < size:
                             taken.append(waiting.popleft())
-                        slot.entries = tuple(taken)  # in hand from when they left the deque
-                        self._missing = size - len(taken)
-                        if not self._missing or self._is_stopping:
+                        slot.entries = tuple(taken)  # in hand as soon as they leave the deque
+                        held.open_places = size - len(taken)
+                        if not held.open_places or self._is_stopping:
                             break
                         self._more = loop.create_future()
-                        self.on_low()
+                        held.room.set()
                         await self._more
                 finally:
-                    self._more, self._missing = None, 0
+                    self._more, held.open_places = None, 0
         if waiting:
-            self._wake(1)
+            self._wake()
         return tuple(taken)
 
     async def _run_batch(self, entries: tuple[Entry, ...]) -> None:
@@ -97,7 +93,7 @@ class BatchDispatcher(Dispatcher):
                 jobs.append(self._make_job(entry))
                 good.append(entry)
             except UnreadableError as error:
-                self._refuse(entry, error)
+                self._failures.bury_unreadable(entry, error)
         if not good:
             return
         if self._events is not None:
@@ -110,12 +106,12 @@ class BatchDispatcher(Dispatcher):
         results: list[Any] = [None] * len(jobs)
         try:
             returned = await (
-                run(jobs) if limit_s is None else within(limit_s, run(jobs), self._queue)
+                run(jobs) if limit_s is None else run_with_timeout(limit_s, run(jobs), self._queue)
             )
             if isinstance(returned, list) and len(returned) == len(jobs):
                 results = returned
             elif returned is not None and self._config.store_results:
-                self.complaints.warn(
+                self.log.warning(
                     "queue %s: a batch handler returned no list of one result for each job: "
                     "nothing is stored",
                     self._queue,
@@ -126,7 +122,7 @@ class BatchDispatcher(Dispatcher):
             failures = dict(error.failures)
             results = [error.results.get(job.id) for job in jobs]
             if unknown := {*failures, *error.results} - {job.id for job in jobs}:
-                self.complaints.warn(
+                self.log.warning(
                     "queue %s: BatchError names jobs that were not in the batch: %s",
                     self._queue,
                     ", ".join(map(repr, list(unknown)[:5])),

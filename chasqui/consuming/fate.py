@@ -1,13 +1,15 @@
-"""What becomes of an entry: pure decisions, no I/O, no clock, so that they can be simulated.
+"""The fate of an entry: decisions without I/O or a clock, so that they can be simulated.
 
-An entry is judged when it arrives (run it, bury it, leave it alone) and when its run is over
-(acknowledge it, repeat it later, bury it).
+One is made when an entry arrives: run it, bury it, leave it alone. Another when its run has failed:
+retry it or bury it. (An entry whose run returned is acknowledged: there is nothing to decide.)
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from chasqui._core.backoff import backoff_ms
+from chasqui.model.job import BackoffSpec
 
 if TYPE_CHECKING:  # a name of the stub: compiled modules have no type aliases
     from chasqui._core.envelope import RetryTuple
@@ -17,13 +19,15 @@ UNRECOVERABLE: Final = "unrecoverable"
 DECODE_FAILED: Final = "decode_failed"
 WORKER_LOST: Final = "worker lost"
 GONE: Final = "gone"
-#: Too much for one read: only its id was kept of it.
+#: Too large for one read: only its id was kept.
 LEFT: Final = "left"
 
 
 class Arrived(Protocol):
-    """What a decision needs to know of an entry."""
+    """What a decision needs to know about an entry."""
 
+    @property
+    def name(self) -> str: ...
     @property
     def fault(self) -> str | None: ...
     @property
@@ -32,7 +36,7 @@ class Arrived(Protocol):
     def attempt(self) -> int: ...
     @property
     def deliveries(self) -> int:
-        """How often it was delivered before this time."""
+        """How often it was delivered before."""
 
     @property
     def max_attempts(self) -> int | None: ...
@@ -42,26 +46,53 @@ class Arrived(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a retry, where the job does not say."""
+    """How long to wait before a retry, for jobs without a backoff of their own."""
 
     delay_ms: int = 100
     multiplier: float = 2.0
     max_delay_ms: int = 30_000
     jitter_ms: int = 100
 
+    @classmethod
+    def of(cls, spec: BackoffSpec) -> "Backoff":
+        """What a spec of the worker comes to: its gaps are filled, and without a `max_delay_ms` it
+        is never cut below its own delay."""
+        delay_ms, multiplier, longest_ms = spec.delay_ms, spec.multiplier, spec.max_delay_ms
+        if spec.kind == "fixed":
+            multiplier = 1.0
+        return cls(
+            delay_ms,
+            GAPS.multiplier if multiplier is None else multiplier,
+            max(GAPS.max_delay_ms, delay_ms) if longest_ms is None else longest_ms,
+            GAPS.jitter_ms if spec.jitter_ms is None else spec.jitter_ms,
+        )
+
+
+#: What a backoff leaves open.
+GAPS: Final = Backoff()
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How often a job may run, where the job does not say, and how often it may be delivered."""
+    """How often a job may run, how long it waits in between, and how often it may be delivered.
+
+    What a job says itself goes first, then what there is for its name, then what is for all.
+    """
 
     max_attempts: int = 25
     #: None: three, or the job's attempts if that is more.
     max_deliveries: int | None = None
-    backoff: Backoff = Backoff()
+    backoff: Backoff = GAPS
+    attempts_by_name: Mapping[str, int] = field(default_factory=dict)
+    backoff_by_name: Mapping[str, Backoff] = field(default_factory=dict)
 
     def attempts_of(self, entry: Arrived) -> int:
         own = entry.max_attempts
-        return self.max_attempts if own is None else own
+        return self.attempts_by_name.get(entry.name, self.max_attempts) if own is None else own
+
+    def backoff_of(self, entry: Arrived) -> Backoff:
+        """The backoff of a job that has none of its own."""
+        return self.backoff_by_name.get(entry.name, self.backoff)
 
     def deliveries_of(self, entry: Arrived) -> int:
         if self.max_deliveries is not None:
@@ -71,17 +102,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Hand it to its handler."""
+    """Run its handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """It is in hand already, or there is nothing left of it."""
+    """Do nothing: we hold it already, or nothing is left of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """Back to the delayed set, due in `delay_ms`, with `attempt` runs behind it."""
+    """Move it to the delayed set, due in `delay_ms`, with `attempt` runs behind it."""
 
     delay_ms: int
     attempt: int
@@ -89,7 +120,7 @@ class RunAgain:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """To the dead-letter queue."""
+    """Move it to the DLQ."""
 
     reason: str
     detail: str | None = None
@@ -103,9 +134,9 @@ LEAVE: Final = Leave()
 
 
 def on_arrival(entry: Arrived, limits: Limits, *, is_in_hand: bool) -> Arrival:
-    """An entry was delivered to us, for the first time or again.
+    """The fate of an entry that was delivered, for the first time or again.
 
-    `is_in_hand`: we hold it already, running or waiting, and a reclaim gave it to us once more.
+    `is_in_hand`: we hold it already, running or waiting, and a takeover delivered it once more.
     """
     if is_in_hand:
         return LEAVE
@@ -115,7 +146,8 @@ def on_arrival(entry: Arrived, limits: Limits, *, is_in_hand: bool) -> Arrival:
         return Bury(entry.fault, entry.detail)
     if entry.attempt + 1 > limits.attempts_of(entry):
         return Bury(RETRIES_EXHAUSTED)
-    # A delivery that was lost with its worker is no failed run: it has a budget of its own.
+    # A worker that died counts as a delivery, not as a failed run: deliveries have a limit of
+    # their own.
     if entry.deliveries >= limits.deliveries_of(entry):
         return Bury(RETRIES_EXHAUSTED, WORKER_LOST)
     return RUN
@@ -134,7 +166,7 @@ class Failure:
 
 
 def on_failure(entry: Arrived, failure: Failure, limits: Limits, luck: float) -> Verdict:
-    """A run failed. `luck` in [0, 1) decides the jitter."""
+    """The fate of an entry whose run failed. `luck` in [0, 1) decides the jitter."""
     if failure.is_final:
         return Bury(failure.reason, failure.detail)
     runs = entry.attempt + 1
@@ -142,11 +174,12 @@ def on_failure(entry: Arrived, failure: Failure, limits: Limits, luck: float) ->
         return Bury(RETRIES_EXHAUSTED)
     if failure.delay_ms is not None:
         return RunAgain(failure.delay_ms, runs)
-    return RunAgain(retry_delay_ms(entry.retry, runs, limits.backoff, luck), runs)
+    return RunAgain(retry_delay_ms(entry.retry, runs, limits.backoff_of(entry), luck), runs)
 
 
 def retry_delay_ms(retry: "RetryTuple | None", runs: int, default: Backoff, luck: float) -> int:
-    """The wait after `runs` failed runs; what the job leaves open, the worker fills in."""
+    """The wait after `runs` failed runs: by the job's own backoff, its gaps filled by the same
+    numbers in every worker, or else by `default`."""
     own = None if retry is None else retry[1]
     if own is None:
         return backoff_ms(
@@ -161,12 +194,12 @@ def retry_delay_ms(retry: "RetryTuple | None", runs: int, default: Backoff, luck
     if kind == "fixed":
         multiplier = 1.0
     elif multiplier is None:
-        multiplier = default.multiplier
+        multiplier = GAPS.multiplier
     return backoff_ms(
         runs,
         delay_ms,
         multiplier=multiplier,
-        max_delay_ms=default.max_delay_ms if max_delay_ms is None else max_delay_ms,
-        jitter_ms=default.jitter_ms if jitter_ms is None else jitter_ms,
+        max_delay_ms=GAPS.max_delay_ms if max_delay_ms is None else max_delay_ms,
+        jitter_ms=GAPS.jitter_ms if jitter_ms is None else jitter_ms,
         luck=luck,
     )

@@ -1,6 +1,6 @@
-"""Handlers: which function runs a job, and where: on the loop, in a thread, in a process.
+"""Handlers: which function runs a job, and whether on the loop, in a thread or in a process.
 
-Whatever the user gave, the dispatcher awaits one thing: `run(job)`.
+The dispatcher always awaits the same thing, `run(job)`.
 """
 
 import asyncio
@@ -8,26 +8,34 @@ import contextvars
 import functools
 import inspect
 import pickle
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from chasqui.model.config import MAX_COUNT, MAX_MS, check_int
-from chasqui.consuming.pools import Place, ThreadPool
-from chasqui.consuming.processes import NOT_FOR_FUTURES, ProcessPool
-from chasqui.consuming.runs import NotBegunError, within
+from chasqui.consuming.around import Around, hooked
+from chasqui.consuming.pools import ThreadPool
+from chasqui.consuming.runs import (
+    NOT_FOR_FUTURES,
+    NotBegunError,
+    is_coroutine_function,
+    named,
+    run_with_timeout,
+)
 from chasqui.model.words import meant, near
+
+if TYPE_CHECKING:
+    from chasqui.consuming.processes import ProcessPool
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]] | Callable[[Any], Any]
 Runner: TypeAlias = Callable[[Any], Awaitable[Any]]
 
-#: Names come from producers, who may make up any number of them.
+#: How many names are remembered: producers may make up any number of them.
 KNOWN_NAMES: Final = 1000
 #: What the names of handlers' threads start with.
 THREAD_NAME: Final = "chasqui-handler"
 
 
 class Handlers:
-    """The registry of one worker. Names choose among what is here; nothing is ever imported."""
+    """The handlers of one worker, by names of jobs. A name never makes it import anything."""
 
     def __init__(
         self,
@@ -37,32 +45,29 @@ class Handlers:
         threads: int,
         processes: Mapping[str, int] | int | None = None,
         timeout_ms: Mapping[str, int] | int | None = None,
+        by_name: Mapping[str, Mapping[str, object]] | None = None,
+        around: Sequence[Around] = (),
         queue: str = "",
     ) -> None:
-        check_int("threads", threads, 1)
-        for what, numbers, high in (
-            ("processes", processes, MAX_COUNT),
-            ("timeout_ms", timeout_ms, MAX_MS),
-        ):
-            if isinstance(numbers, Mapping):
-                for name, number in numbers.items():
-                    check_int(f"{what}[{name!r}]", number, 1, high)
-            else:
-                check_int(what, numbers, 1, high)
+        """`by_name` has other options that go by name, whose names are checked here."""
         names = handler if isinstance(handler, Mapping) else ()
         _check_names("handler", names, names)
         _check_names("processes", processes, names)
-        _check_names("timeout_ms", timeout_ms, names if names and default is None else None)
-        #: What all plain functions share.
+        for what, given in {"timeout_ms": timeout_ms, **(by_name or {})}.items():
+            _check_names(what, given, names if names and default is None else None)
+        #: Shared by all plain functions.
         self._threads = ThreadPool(threads, THREAD_NAME, queue)
         self._processes = processes
         self._process_pools: list[ProcessPool] = []
         self._timeouts = timeout_ms
+        self._around = around
+        #: What runs a handler within the hooks, by the handler's runner and its time limit.
+        self._hooked: dict[tuple[int, float | None], Runner] = {}
         self._queue = queue
         self._runners: dict[str, Runner] = {}
         self._default: Runner | None = None
         self._known: dict[str, tuple[Runner | None, float | None]] = {}
-        #: For people: the names that have handlers, and what runs jobs of all others.
+        #: For the log: the names that have handlers, and the handler of all others.
         self.names: list[str] = []
         if isinstance(handler, Mapping):
             if not handler and default is None:
@@ -80,42 +85,48 @@ class Handlers:
             self.names.append(f"{_name_of(handler)} for all")
 
     @property
-    def places(self) -> int | None:
-        """How many jobs can run at once, where all handlers take a thread or a process; None if
-        some take neither."""
+    def capacity(self) -> int | None:
+        """How many jobs can run at once, if every handler needs a thread or a process; else
+        None."""
         runners = [run for run in (*self._runners.values(), self._default) if run is not None]
         if not all(isinstance(run, _InProcess | _InThread) for run in runners):
             return None
-        threads = any(isinstance(run, _InThread) for run in runners) and self._threads.places
-        return threads + sum(pool.places for pool in self._process_pools)
+        threads = any(isinstance(run, _InThread) for run in runners) and self._threads.size
+        return threads + sum(pool.size for pool in self._process_pools)
 
     def find(self, name: str) -> tuple[Runner | None, float | None]:
-        """What runs a job of this name, or None, and how many seconds a run may take, or None: then
-        it has no limit, or keeps to it by itself."""
+        """What runs a job of this name, or None; and the time limit that the caller must see to,
+        or None."""
         return self._known.get(name) or self._look_up(name)
 
     def _look_up(self, name: str) -> tuple[Runner | None, float | None]:
         limit = self._timeouts
         if isinstance(limit, Mapping):
             limit = limit.get(name)
-        run = self._runners.get(name, self._default)
+        run = inner = self._runners.get(name, self._default)
         limit_s = None if limit is None else limit / 1000
+        key = id(inner), limit_s
         if limit is not None and isinstance(run, _InThread | _InProcess):
             run, limit_s = functools.partial(run, limit_s=limit_s), None
+        elif limit_s is not None and run is not None and self._around:
+            # The limit is the handler's: hooks see the TimeoutError, and may take their time.
+            run, limit_s = _limited(run, limit_s, self._queue), None
+        if self._around and run is not None:
+            run = self._hooked.get(key) or self._hooked.setdefault(key, hooked(self._around, run))
         found = run, limit_s
         if len(self._known) < KNOWN_NAMES:
             self._known[name] = found
         return found
 
     def stop(self) -> None:
-        """Let nothing more begin: what waits for a place raises NotBegunError when it gets one."""
+        """Let nothing more begin: runs that wait for a thread or a process raise NotBegunError."""
         self._threads.is_stopping = True
         for pool in self._process_pools:
             pool.is_stopping = True
 
     async def close(self) -> None:
-        """Let the pools go. A thread that still runs cannot be stopped; a process is ended, within
-        two seconds."""
+        """Close the pools. Threads that still run cannot be stopped; processes end within two
+        seconds."""
         self._threads.close()
         await asyncio.gather(*(pool.close() for pool in self._process_pools))
 
@@ -125,64 +136,72 @@ class Handlers:
             count = count.get(name)
         if count is not None:
             _check_picklable(handler, name)
+            from chasqui.consuming.processes import ProcessPool  # here: few need multiprocessing
+
             pool = ProcessPool(handler, count, self._queue)
             self._process_pools.append(pool)
             return _InProcess(pool, self._queue)
-        if is_coroutine_function(handler):
+        if getattr(handler, "runs_on_loop", False) or is_coroutine_function(handler):
             return handler
-        # Without limits the executor's own queue will do, and is quicker.
-        takes_place = self._timeouts is not None
-        return _InThread(self._threads, handler, self._queue, takes_place=takes_place)
+        # Without time limits a run may wait in the executor's own queue, which is quicker.
+        reserves = self._timeouts is not None
+        return _InThread(self._threads, handler, self._queue, reserves=reserves)
 
 
 class _InProcess:
-    """A handler that runs in a process: its time begins when the process runs it."""
+    """A handler that runs in a process. Its time begins when the process begins to run it."""
 
-    def __init__(self, pool: ProcessPool, queue: str) -> None:
+    def __init__(self, pool: "ProcessPool", queue: str) -> None:
         self._pool = pool
         self._queue = queue
 
     async def __call__(self, job: Any, limit_s: float | None = None) -> Any:
         async with self._pool.begin(job) as result:
-            return await (result if limit_s is None else within(limit_s, result, self._queue))
+            return await (
+                result if limit_s is None else run_with_timeout(limit_s, result, self._queue)
+            )
 
 
 class _InThread:
-    """A handler that runs in a thread, with context variables of its own there.
+    """A handler that runs in a thread, with its own context variables.
 
-    One that `takes_place` waits for it first: the time that others take there is not its own.
+    With `reserves` it waits for a free thread first, so that the wait does not count as its time.
     """
 
-    def __init__(
-        self, pool: ThreadPool, handler: Handler, queue: str, *, takes_place: bool
-    ) -> None:
+    def __init__(self, pool: ThreadPool, handler: Handler, queue: str, *, reserves: bool) -> None:
         self._pool = pool
         self._handler = handler
         self._queue = queue
-        self._takes_place = takes_place
+        self._reserves = reserves
 
     async def __call__(self, job: Any, limit_s: float | None = None) -> Any:
-        if not self._takes_place:
+        if not self._reserves:
             return await self._run(job)
-        async with self._pool.place() as place:
-            running = self._run(job, place)
-            return await (running if limit_s is None else within(limit_s, running, self._queue))
+        async with self._pool.reserve() as release:
+            running = self._run(job, release)
+            return await (
+                running if limit_s is None else run_with_timeout(limit_s, running, self._queue)
+            )
 
-    async def _run(self, job: Any, place: Place | None = None) -> Any:
+    async def _run(self, job: Any, release: Callable[[], None] | None = None) -> Any:
         context = contextvars.copy_context()
         result = await self._pool.run(context.run, _run, self._pool, self._handler, job)
-        # A plain function may still hand back a coroutine, such as a partial of one.
+        # A plain function may still return a coroutine.
         if not inspect.isawaitable(result):
             return result
-        if place is not None:
-            place.leave()
-        for variable, value in context.items():  # what it set there holds here as well
+        if release is not None:
+            release()
+        for variable, value in context.items():  # the coroutine sees what the function has set
             variable.set(value)
         return await result
 
 
+def _limited(run: Runner, limit_s: float, queue: str) -> Runner:
+    return lambda job: run_with_timeout(limit_s, run(job), queue)
+
+
 def _check_names(what: str, given: object, known: Iterable[str] | None) -> None:
-    """Refuse settings for names that no handler has; None: a handler may have any."""
+    """Refuse settings for names that no handler has; if `known` is None, any name may have one."""
     for name in given if isinstance(given, Mapping) else ():
         if not isinstance(name, str):
             raise TypeError(f"{what} goes by the names of jobs, which are str: got {name!r}")
@@ -203,47 +222,33 @@ def _run(pool: ThreadPool, handler: Handler, job: Any) -> Any:
         raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
-def is_coroutine_function(handler: object) -> bool:
-    """Also of objects whose `__call__` is one, and of partials."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
-    )
-
-
 def _name_of(handler: object) -> str:
     while isinstance(handler, functools.partial):
         handler = handler.func
-    return getattr(handler, "__qualname__", type(handler).__name__)
+    return named(handler)
 
 
 def _check(handler: Any, what: str) -> Any:
     if not callable(handler):
         raise TypeError(f"{what} must be callable, got {type(handler).__name__}")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise TypeError(f"{what} is a generator, which would never run: {_named(handler)}")
+        raise TypeError(f"{what} is a generator, which would never run: {named(handler)}")
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return handler  # some built-in functions do not tell
+        return handler  # some built-in functions have none
     try:
         signature.bind(None)
     except TypeError:
         raise TypeError(
             f"{what} must accept one positional argument, the job (with batch, the list of jobs): "
-            f"{_named(handler)} takes {signature}"
+            f"{named(handler)} takes {signature}"
         ) from None
     return handler
 
 
-def _named(handler: Any) -> str:
-    name = getattr(handler, "__qualname__", None)
-    return name if isinstance(name, str) else type(handler).__qualname__
-
-
 def _check_picklable(handler: Any, name: str) -> None:
-    """A process gets its handler by name: it must be one that an import finds."""
+    """Raise TypeError unless a process can import the handler: it gets only the name."""
     try:
         pickle.dumps(handler)
     except Exception as error:

@@ -1,29 +1,29 @@
-"""The history: an entry for each finished job, with its envelope, for whoever archives what jobs
-carried. Written only if the worker is asked to, by the scripts that end a job, in the same step."""
+"""The history: a stream with an entry for each finished job, envelope included, so that payloads
+can be archived. It is optional. The scripts that settle a job write it in the same step."""
 
 import logging
 from typing import Any
 
-from chasqui.transport.connection import Connection
-from chasqui.consuming.throttled_log import Complaints
+from chasqui.consuming.throttled_log import ThrottledLog
 from chasqui.errors import OutcomeUnknownError, UnreachableError
-from chasqui.model.keys import Keys
 from chasqui.managing.retention import Log, Trimmer
+from chasqui.model.keys import Keys
+from chasqui.transport.connection import Connection
 
 logger = logging.getLogger(__name__)
 
 
 class History:
-    """Where finished jobs are kept; sees to it that the oldest go."""
+    """Trims the history of one queue."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
         self._queue = keys.queue
         self._trimmer = Trimmer(Log.history(keys))
-        self.complaints = Complaints(logger, keys.queue)
+        self.log = ThrottledLog(logger, keys.queue)
 
     def wrote(self, count: int) -> None:
-        """So many entries were written by scripts: trim the stream if it is time."""
+        """Note that scripts wrote so many entries, and trim the stream if it is time."""
         trim = self._trimmer.wrote(count)
         if trim is not None and self._connection.is_connected:
             self._connection.post(trim, self)
@@ -35,5 +35,5 @@ class History:
         """The stream was trimmed."""
 
     def set_exception(self, error: Exception, /) -> None:
-        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells
-            self.complaints.warn("queue %s: history could not be trimmed: %s", self._queue, error)
+        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection logs it
+            self.log.warning("queue %s: history could not be trimmed: %s", self._queue, error)

@@ -1,18 +1,18 @@
-"""Threads that plain handlers run in, and what becomes of a run there that is given up.
+"""Threads for plain handlers, and what happens to a run there that is given up.
 
-A thread cannot be told to leave a function. So when a run is given up (its time is over, or the
-drain's), the pool's executor is replaced: what cannot be stopped takes no place from the jobs to
-come, and goes on until its function returns.
+A thread cannot be stopped. So when a run is given up, because its time or the drain's is over, the
+pool replaces its executor: the function goes on until it returns, but takes no thread from the next
+jobs.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from chasqui.consuming.throttled_log import Complaints
+from chasqui.consuming.throttled_log import ThrottledLog
 
 logger = logging.getLogger(__name__)
 
@@ -21,27 +21,26 @@ AGAIN_S: Final = 1.0
 
 
 class ThreadPool:
-    """Runs functions in an executor, which it makes when it is first needed."""
+    """Runs functions in an executor, made when it is first needed."""
 
-    def __init__(self, places: int, name: str, queue: str) -> None:
-        """`places` is how many functions run at once, `name` what their threads' names start
-        with."""
-        self.places = places
+    def __init__(self, size: int, name: str, queue: str) -> None:
+        """`size` functions run at once, in threads whose names start with `name`."""
+        self.size = size
         self._name = name
         self._queue = queue
-        self._room = asyncio.Semaphore(places)
+        self._room = asyncio.Semaphore(size)
         self._executor: _Executor | None = None
-        #: Runs that somebody waits for, of each executor that has not come to its end.
+        #: How many runs are awaited in each executor that is not shut down.
         self._awaited: dict[_Executor, int] = {}
-        self._complaints = Complaints(logger, queue)
-        #: Nothing more is to begin.
+        self._log = ThrottledLog(logger, queue)
+        #: Set when nothing more may begin.
         self.is_stopping = False
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns. Waits while no thread can be started."""
         while True:
             if self._executor is None:
-                self._executor = _Executor(self.places, self._name)
+                self._executor = _Executor(self.size, self._name)
             executor = self._executor
             self._awaited[executor] = self._awaited.get(executor, 0) + 1
             try:
@@ -53,7 +52,7 @@ class ThreadPool:
                     self._give_up(executor)
                 raise
             finally:
-                if executor in self._awaited:  # else it was closed meanwhile
+                if executor in self._awaited:  # else the pool was closed meanwhile
                     self._awaited[executor] -= 1
                     if executor is not self._executor and not self._awaited[executor]:
                         self._end(executor)
@@ -65,15 +64,18 @@ class ThreadPool:
         try:
             return executor.submit(function, *arguments)
         except RuntimeError as error:
-            self._complaints.warn(
-                "a handler of queue %s waits for a thread: %s", self._queue, error
-            )
-            self._give_up(executor)  # it has queued the function all the same
+            self._log.warning("a handler of queue %s waits for a thread: %s", self._queue, error)
+            self._give_up(executor)  # it has queued the function nevertheless
             return None
 
-    def place(self) -> "Place":
-        """A place, once there is one: what runs with it begins at once."""
-        return Place(self._room)
+    @contextlib.asynccontextmanager
+    async def reserve(self) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a free thread: a run in the block begins at once. Yields a function that frees
+        the thread for others before the block ends."""
+        await self._room.acquire()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._room.release)
+            yield stack.close
 
     def close(self) -> None:
         """End every executor."""
@@ -91,7 +93,7 @@ class ThreadPool:
 
 
 class _Executor(ThreadPoolExecutor):
-    """Uses the threads that it has if no other can be started."""
+    """Makes do with the threads that it has if no other can be started."""
 
     def _adjust_thread_count(self) -> None:
         try:
@@ -99,28 +101,3 @@ class _Executor(ThreadPoolExecutor):
         except RuntimeError:
             if not self._threads:
                 raise
-
-
-class Place:
-    """A place in a pool, until it is left: at the latest at the end of its block."""
-
-    def __init__(self, room: asyncio.Semaphore) -> None:
-        self._room = room
-        self._is_left = False
-
-    def leave(self) -> None:
-        if not self._is_left:
-            self._is_left = True
-            self._room.release()
-
-    async def __aenter__(self) -> Self:
-        await self._room.acquire()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.leave()

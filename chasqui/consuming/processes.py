@@ -1,9 +1,9 @@
 """Processes that run handlers, each one job at a time: how they begin and how they end.
 
-A process imports its handler and says so, takes a job and says so, then sends what came of it. So
-the pool knows which jobs were begun: time counts from there, and a process that died idle costs no
-job anything. No thread takes part. A process ends when the pool says so, by force if it must, and
-whenever the worker's own process is gone.
+A process imports its handler and says so, takes a job and says so, then sends the outcome. So the
+pool knows which jobs have begun: their time counts from there, and no job loses an attempt to a
+process that dies idle. No thread is involved. A process ends when the pool ends it, by force if
+needed, and when the worker's own process is gone.
 """
 
 import asyncio
@@ -22,53 +22,57 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
-from chasqui.consuming.throttled_log import Complaints
+from chasqui.consuming.current import CURRENT
 from chasqui.consuming.pools import AGAIN_S
-from chasqui.consuming.runs import CANCEL_S, NotBegunError, described, text_of, traceback_of
+from chasqui.consuming.runs import (
+    CANCEL_S,
+    NOT_FOR_FUTURES,
+    NotBegunError,
+    described,
+    text_of,
+    traceback_of,
+)
+from chasqui.consuming.throttled_log import ThrottledLog
 from chasqui.errors import BatchError, UnrecoverableError
+from chasqui.model.job import Job
 
 logger = logging.getLogger(__name__)
 
 #: How long a process may take to start, to import its handler and to take a job.
 START_S: Final = 120.0
-#: How often to look whether a process that was told to end is gone.
+#: How often to check whether a process that was told to end is gone.
 LOOK_S: Final = 0.01
-#: A future cannot carry the first; the second would close the coroutines that await it.
-NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
-
 #: Frames go both ways, each behind its length. An empty one means: ready, or begun.
 _LENGTH: Final = struct.Struct(">Q")
-#: What the frame of an outcome begins with: a result, or an error with its traceback.
+#: The first byte of an outcome's frame: a result follows, or an error with its traceback.
 _RETURNED, _RAISED = b"r", b"e"
 _SPAWN: Final = multiprocessing.get_context("spawn")
 
-#: Each process enters this while it imports its handler; it must be importable itself.
+#: Each process enters this while it imports its handler. It must be importable too.
 around_import: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-#: In such a process: the job that runs, or the batch of them.
-running_job: contextvars.ContextVar[Any] = contextvars.ContextVar("running_job", default=None)
 
 
 class ProcessPool:
-    """Runs one handler in processes, which it starts when they are first needed."""
+    """Runs one handler in processes, started when they are first needed."""
 
-    def __init__(self, handler: Callable[[Any], Any], places: int, queue: str) -> None:
-        """`places` is how many processes there are at most."""
+    def __init__(self, handler: Callable[[Any], Any], size: int, queue: str) -> None:
+        """`size` is the most processes that there are at once."""
         self._queue = queue
-        self._complaints = Complaints(logger, queue)
+        self._log = ThrottledLog(logger, queue)
         self._handler = pickle.dumps(handler)
-        self.places = places
-        self._room = asyncio.Semaphore(places)
+        self.size = size
+        self._room = asyncio.Semaphore(size)
         self._idle: list[_Process] = []
-        #: All that may still be there, and the tasks that end some of them.
+        #: All processes that may still exist, and the tasks that end some of them.
         self._living: set[_Process] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        #: Nothing more is to begin.
+        #: Set when nothing more may begin.
         self.is_stopping = False
 
     @contextlib.asynccontextmanager
     async def begin(self, job: Any) -> AsyncIterator[Awaitable[Any]]:
-        """Start a run, and give what to await for its result. If the block is left before the run
-        has ended, its process is ended."""
+        """Begin a run, and yield an awaitable for its result. If the block ends before the run,
+        its process is ended."""
         frame = _framed(pickle.dumps(job))
         async with self._room:
             if self.is_stopping:
@@ -91,8 +95,8 @@ class ProcessPool:
             await asyncio.wait(self._ends)
 
     async def _begin(self, frame: bytes) -> "_Process":
-        """A process that has begun the job. Processes that died while idle are passed over; if a
-        new one dies before it begins, the run has failed."""
+        """A process that has begun the job. Skips processes that died while idle; if a new one
+        dies before it begins, the run has failed."""
         while True:
             is_new = not self._idle
             process = await self._start() if is_new else self._idle.pop()
@@ -113,21 +117,21 @@ class ProcessPool:
                 return process
 
     async def _start(self) -> "_Process":
-        while len(self._living) >= self.places:  # one of them is about to go
+        while len(self._living) >= self.size:  # one of them is about to end
             await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
         while True:
             try:
                 process = _Process(self._handler)
             except OSError as error:
                 text = "a handler of queue %s waits for a process: %s"
-                self._complaints.warn(text, self._queue, error)
+                self._log.warning(text, self._queue, error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 self._living.add(process)
                 return process
 
     def _end(self, process: "_Process") -> None:
-        """End it in the background; once it is gone another may start."""
+        """End a process in the background; once it is gone another may start."""
         if process.is_ending:
             return
         process.is_ending = True
@@ -142,10 +146,10 @@ class ProcessPool:
 
 
 class _Process:
-    """A process of the pool, seen from the worker."""
+    """A process of the pool, as the worker sees it."""
 
     def __init__(self, handler: bytes) -> None:
-        """Start it."""
+        """Start the process."""
         self.is_idle = False
         self.is_ending = False
         self._line, theirs = socket.socketpair()
@@ -161,7 +165,7 @@ class _Process:
         self._writer: asyncio.StreamWriter | None = None
 
     async def is_ready(self) -> None:
-        """Wait until it has its handler."""
+        """Wait until it has imported its handler."""
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._line)
         said = await self._read("before it could run the handler")
         if said:
@@ -171,16 +175,16 @@ class _Process:
             ) from _ThereError(trace)
 
     async def begin(self, frame: bytes) -> None:
-        """Hand it a job, and wait until it runs that."""
+        """Send it a job, and wait until it says that it runs the job."""
         assert self._writer is not None
         self.is_idle = False
-        with contextlib.suppress(ConnectionError):  # the read tells how it ended
+        with contextlib.suppress(ConnectionError):  # the read finds out how it ended
             self._writer.write(frame)
             await self._writer.drain()
         await self._read("before it took the job")
 
     async def result(self) -> Any:
-        """What its handler returned, or raises what it raised."""
+        """Return what its handler returned, or raise what it raised."""
         said = await self._read("while it ran the handler")
         self.is_idle = True
         kind, body = said[:1], memoryview(said)[1:]
@@ -200,8 +204,8 @@ class _Process:
             self._writer.transport.abort()
         process = self._process
         try:
-            for tell in (process.terminate, process.kill):
-                tell()
+            for end in (process.terminate, process.kill):
+                end()
                 if await self._is_gone():
                     return
             fields = {"handler_pid": process.pid}
@@ -213,7 +217,7 @@ class _Process:
     async def _is_gone(self) -> bool:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + CANCEL_S
-        # Nothing else tells for sure: what a handler forked may keep its sentinel open.
+        # Polled, since the sentinel proves nothing: a process that a handler forked keeps it open.
         while self._process.is_alive() and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         return not self._process.is_alive()
@@ -245,10 +249,11 @@ def serve(
     handler: bytes,
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Run jobs until the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a keyboard's reaches us too: the worker drains
+    """Run jobs until the worker closes the line."""
+    # Ctrl-C reaches this process too, but it is the worker that drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-    # What a handler forks must not keep the line open when this process is gone.
+    # A process that a handler forks must not keep the line open when this one is gone.
     os.register_at_fork(after_in_child=line.close)
     with line, contextlib.suppress(ConnectionError):
         try:
@@ -267,11 +272,11 @@ def serve(
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process when the worker's dies, whatever runs here then. A thread
-    could do that too, but then handlers that fork would fork a process with threads."""
+    """Have the system end this process when the worker's dies, whatever it runs then. A thread
+    could do that too, but then a handler that forks would fork a process with threads."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # A pipe: nothing more comes through it until it is closed.
+    # A pipe through which nothing more comes, so that the only signal is its end.
     fd = parent.sentinel
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
@@ -296,21 +301,22 @@ def _receive(line: socket.socket, length: int) -> bytearray | None:
 
 
 def _outcome(run: Callable[[Any], Any], request: bytearray) -> bytes:
-    """One run, with context variables of its own. Coroutine functions get a loop for it."""
+    """Run one job or batch, with its own context variables; its outcome as a frame's content.
+    Coroutine functions get a loop of their own."""
     try:
         result = contextvars.copy_context().run(_run, run, pickle.loads(request))
     except BaseException as error:
         return _failure(error)
     try:
         return _RETURNED + pickle.dumps(result)
-    except Exception:  # the other results of a batch are good
+    except Exception:  # in a batch, the other results are good
         each = isinstance(result, list)
         sent = [_sendable(one) for one in result] if each else _Unsendable(result)
         return _RETURNED + pickle.dumps(sent)
 
 
 def _run(run: Callable[[Any], Any], job: Any) -> Any:
-    running_job.set(job)
+    CURRENT.set(job if isinstance(job, Job) else None)
     result = run(job)
     return asyncio.run(_as_coroutine(result)) if inspect.isawaitable(result) else result
 
@@ -325,8 +331,8 @@ def _failure(error: BaseException) -> bytes:
 
 def _portable(error: BaseException) -> BaseException:
     """The error, or one like it that another process can unpickle: some exceptions can be pickled
-    and not unpickled."""
-    if isinstance(error, BatchError):  # each job of it keeps its own fate
+    but not unpickled."""
+    if isinstance(error, BatchError):  # each of its jobs still has its own fate
         failures: dict[str, Any] = {one: _portable(why) for one, why in error.failures.items()}
         results = {one: _sendable(result) for one, result in error.results.items()}
         return BatchError(failures, results=results)
@@ -349,7 +355,7 @@ def _sendable(result: Any) -> Any:
 
 
 class _Unsendable:
-    """Takes the place of a result that cannot be pickled, or not unpickled."""
+    """Stands for a result that cannot be pickled, or not unpickled."""
 
     def __init__(self, result: Any) -> None:
         self._type = type(result)
@@ -359,8 +365,8 @@ class _Unsendable:
 
 
 def _stand_in(name: str, module: str = "builtins") -> Any:
-    """What the worker gets instead of a result that it cannot have. If results are stored, it is
-    refused by the name of its type; if not, the run counts as done."""
+    """What the worker gets instead of such a result. If results are stored, it is refused with the
+    name of the type in the error; if not, the run counts as done."""
     return type(name, (), {"__module__": module})()
 
 

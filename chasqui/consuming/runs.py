@@ -1,6 +1,8 @@
-"""A handler's run: kept to its time, contained in what it may raise, put into words."""
+"""A handler and its run: of which kind it is, its time limit, and its errors as text."""
 
 import asyncio
+import functools
+import inspect
 import logging
 import os
 import traceback
@@ -12,21 +14,26 @@ logger = logging.getLogger(__name__)
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
-#: Where the frames of a run are that are ours.
+#: Frames of a traceback whose files are here are our own.
 _HERE: Final = os.path.join(os.path.dirname(__file__), "")
-#: What a cancelled handler gets to come to its end.
+#: A future cannot carry the first. The second would close the coroutines that await it.
+NOT_FOR_FUTURES: Final = (StopIteration, GeneratorExit)
+#: How long a cancelled handler may take to end.
 CANCEL_S: Final = 1.0
-#: What is logged of an error: handlers may put anything into one.
+#: How much of an error's text is logged: handlers may put anything into it.
 LOGGED_CHARS: Final = 300
 
 
-class NotBegunError(Exception):
-    """The worker drains, and the run still waited for its place: the job goes back."""
+class NotBegunError(BaseException):
+    """The worker drains, and the run was still waiting for a thread or a process: give it back.
+
+    It is no failure, so hooks that look after errors must not take it for one.
+    """
 
 
-async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
-    """What the run returns, or TimeoutError. A run over its time is cancelled and has failed, even
-    if it takes no notice; one that goes on regardless is left behind, and its slot is free."""
+async def run_with_timeout(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
+    """What the run returns. A run over its time is cancelled and raises TimeoutError. If it ignores
+    that, it is left behind and goes on, but its slot is free."""
     task = asyncio.ensure_future(_contained(run))
     try:
         await asyncio.wait({task}, timeout=limit_s)
@@ -50,7 +57,17 @@ async def within(limit_s: float, run: Awaitable[Any], queue: str) -> Any:
         )
     elif not task.cancelled():
         task.exception()
-    raise TimeoutError(f"the handler took longer than {limit_s:g} s")
+    raise TimeoutError(f"the handler took longer than {limit_s:g} s") from _end_of(task)
+
+
+def _end_of(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """The exception by which a cancelled run ended: its traceback shows where the run was."""
+    if task.cancelled():
+        try:
+            task.exception()
+        except asyncio.CancelledError as cancelled:
+            return cancelled
+    return None
 
 
 #: Runs that were cancelled and have not ended; the loop itself holds tasks only weakly.
@@ -58,14 +75,14 @@ _cancelled: set[asyncio.Task[Any]] = set()
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a run, and keep it until its end: whoever waits for that may be cancelled as well."""
+    """Cancel a run, and keep a reference until it ends: its waiter may be cancelled too."""
     _cancelled.add(task)
     task.add_done_callback(_cancelled.discard)
     task.cancel()
 
 
 async def _contained(run: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """What a run returned or, where a task would take the loop down with it, raised."""
+    """What a run returned, or the exception that would end the loop if a task raised it."""
     try:
         return await run, None
     except (SystemExit, KeyboardInterrupt) as error:
@@ -77,6 +94,23 @@ def current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:  # no loop runs
         return None
+
+
+def is_coroutine_function(handler: object) -> bool:
+    """Whether a handler is one; also true for partials, and for objects with such a `__call__`."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if isinstance(handler, type):
+        return False  # its instances may be coroutine functions: a call makes one
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is there
+    )
+
+
+def named(handler: object) -> str:
+    """What to call a handler in a message."""
+    name = getattr(handler, "__qualname__", None)
+    return name if isinstance(name, str) else type(handler).__qualname__
 
 
 def text_of(error: BaseException) -> str:
@@ -92,13 +126,13 @@ def described(error: BaseException) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """The same for a log line: cut, and without what no terminal could show."""
+    """The same for a log line: cut, and without characters that cannot be encoded."""
     return described(error)[:LOGGED_CHARS].encode(errors="replace").decode()
 
 
 def as_exc_info(error: BaseException) -> ExcInfo | None:
-    """A handler's error for a log record, from the handler on: how it was called is always the
-    same. None if its text is one that no file takes."""
+    """A handler's error for a log record, without our own frames, which are always the same. None
+    if its text cannot be encoded, so that no file could take it."""
     try:
         traceback_of(error).encode()
     except UnicodeEncodeError:

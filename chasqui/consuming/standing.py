@@ -1,28 +1,29 @@
 """Entries whose idle time stands still: the server's clock was set back after they were delivered.
 
-Until it has caught up the server counts them as just delivered, and nobody's lease on them ends. A
-worker that lives renews them by the new clock, and their idle time goes on: so those for which it
-never does have been left behind.
+Until the clock has caught up, the server counts them as just delivered, and no lease on them ends.
+A worker that lives renews its entries by the new clock, so their idle time grows. Those whose idle
+time never grows were left behind.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
-#: So often it must have been 0, each time that we looked, for so many leases by our own clock.
+#: An entry was left behind if its idle time was 0 in so many looks in a row, over so many leases by
+#: our own clock.
 MIN_LOOKS: Final = 8
 MIN_LEASES: Final = 2
 #: How many looks there are in a lease.
 LOOKS_A_LEASE: Final = 4
-#: The oldest so many entries are looked at.
+#: How many entries to look at, the oldest first.
 MOST: Final = 100
 
 
 class Standing:
-    """Remembers which entries had no idle time whenever they were looked at."""
+    """Remembers the entries that had no idle time in every look so far."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        #: By id, owner and deliveries: since when, and how often.
+        #: By id, owner and deliveries: when it was first seen so, and in how many looks.
         self._seen: dict[tuple[bytes, bytes, int], tuple[float, int]] = {}
         self._look_at_s = 0.0
 
@@ -31,11 +32,11 @@ class Standing:
 
     @property
     def looks_again_s(self) -> float | None:
-        """In how many seconds to look again; None if there is no reason to."""
+        """The seconds until the next look; None if there is no reason for one."""
         return self._lease_s / LOOKS_A_LEASE if self._seen else None
 
     def look(self, rows: Iterable[tuple[bytes, bytes, int, int]], now_s: float) -> list[bytes]:
-        """Which of these, as XPENDING gives them, were left behind; now by `clock.boot_s`."""
+        """The ids among these rows of XPENDING that were left behind; now by `clock.boot_s`."""
         self._look_at_s = now_s + self._lease_s / LOOKS_A_LEASE
         before, self._seen = self._seen, {}
         left: list[bytes] = []

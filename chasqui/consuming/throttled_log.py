@@ -1,5 +1,4 @@
-"""Log records that repeat: the first few are written, the others are counted, so that a log stays
-readable."""
+"""A log that stays readable when records repeat: it writes the first few and counts the others."""
 
 import asyncio
 import logging
@@ -12,11 +11,11 @@ from chasqui.consuming.runs import as_exc_info
 
 #: How long records of a kind are counted together.
 EVERY_S: Final = 10.0
-#: The most kinds that are counted at once: beyond that the oldest is logged and forgotten.
+#: The most kinds that are counted at once: beyond that the oldest count is logged and dropped.
 MOST_KINDS: Final = 100
 
 
-#: Gives the arguments of a text, and the fields of its record.
+#: Returns the arguments of a text, and the fields of its record.
 About: TypeAlias = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -29,42 +28,41 @@ class _Kind:
     ends_s: float
     left: int
     left_out: int = 0
-    #: Of the last one that was left out.
+    #: About the last one that was left out.
     last: About | None = None
     timer: asyncio.TimerHandle | None = None
 
 
-class Complaints:
-    """Logs what one source has to say about one queue: at most `burst` records of a kind in
-    EVERY_S. The last of those that were left out is logged at the end of that time, with their
-    number.
+class ThrottledLog:
+    """Logs at most `burst` records of a kind in EVERY_S, for one queue. At the end of that time it
+    logs the last record that it left out, with how many there were.
 
     Records are of one kind if they have the same text, before its arguments, and the same `kind`.
     """
 
     def __init__(self, logger: logging.Logger, queue: str, *, burst: int = 1) -> None:
         self._logger = logger
-        self._queue = queue
+        self.queue = queue
         self._burst = burst
         self._kinds: dict[tuple[str, object], _Kind] = {}
 
-    def warn(self, text: str, *arguments: Any, **more: Any) -> None:
-        """`more`: a `kind`; an `error` of ours, or one that a handler `raised`, whose traceback is
-        logged as well; and fields of the record, which has the queue already. `about` gives
-        arguments and fields if they are needed: what is left out costs little then."""
+    def warning(self, text: str, *arguments: Any, **more: Any) -> None:
+        """Log a warning. `more` may have a `kind`; an `error` of ours, or one that a handler
+        `raised`, to log with its traceback; an `about`, which is called for arguments and fields
+        only if they are needed. All else becomes fields of the record, which has the queue."""
         self._log(logging.WARNING, text, arguments, **more)
 
-    def inform(self, text: str, *arguments: Any, **more: Any) -> None:
-        """The same for what is no reason to worry."""
+    def info(self, text: str, *arguments: Any, **more: Any) -> None:
+        """The same for something that is no reason to worry."""
         self._log(logging.INFO, text, arguments, **more)
 
-    def fail(self, text: str, *arguments: Any, **more: Any) -> None:
-        """The same for what somebody has to look after."""
+    def error(self, text: str, *arguments: Any, **more: Any) -> None:
+        """The same for something that needs a person."""
         self._log(logging.ERROR, text, arguments, **more)
 
     def leaves_out(self, text: str, kind: object, about: About) -> bool:
-        """Whether a record of this kind is left out now; if so, count it. A quick check, for what
-        may happen thousands of times a second."""
+        """Whether a record of this kind is left out now; if so, count it. A quick check before
+        the call of a method above, for records that may come thousands of times a second."""
         seen = self._kinds.get((text, kind))
         if seen is None or seen.left or time.monotonic() >= seen.ends_s:
             return False
@@ -73,7 +71,7 @@ class Complaints:
         return True
 
     def close(self) -> None:
-        """Log the counts of what was left out."""
+        """Log what was left out so far."""
         for key in list(self._kinds):
             self._end(key)
 
@@ -106,7 +104,7 @@ class Complaints:
             if about is not None:
                 arguments, fields = about()
             exc_info = error if raised is None else as_exc_info(raised)
-            extra = {"queue": self._queue, **fields}
+            extra = {"queue": self.queue, **fields}
             self._logger.log(level, text, *arguments, exc_info=exc_info, extra=extra)
             return
         seen.left_out += 1
@@ -115,7 +113,7 @@ class Complaints:
     def _call_later(self, delay_s: float, key: tuple[str, object]) -> asyncio.TimerHandle | None:
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # in a thread: the next record or `close` logs it
+        except RuntimeError:  # in a thread without a loop: the next record or `close` logs it
             return None
         return loop.call_later(delay_s, self._end, key)
 
@@ -132,5 +130,5 @@ class Complaints:
                 f"{seen.text} (the last of %d more like this)",
                 *arguments,
                 seen.left_out,
-                extra={"queue": self._queue, **fields, "left_out": seen.left_out},
+                extra={"queue": self.queue, **fields, "left_out": seen.left_out},
             )

@@ -1,4 +1,4 @@
-"""Runs with spans around them, in the traces that their jobs were added in."""
+"""Spans around runs, in the traces in which their jobs were added."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ MakeJob: TypeAlias = Callable[[Any, Entry], Any]
 
 
 class TracedHandlers(Handlers):
-    """Other handlers, with a span around each run."""
+    """The same handlers, with a span around each run."""
 
     def __init__(self, handlers: Handlers, tracing: Tracing, queue: str, group: str) -> None:
         self._inner = handlers
@@ -20,12 +20,13 @@ class TracedHandlers(Handlers):
         self._tracing = tracing
         self._queue = queue
         self._group = group
-        # By the identity of the jobs that are about to run, from when they are made to when their
-        # run is, in one turn of the loop: what is there besides belongs to runs that never were.
+        # The entries of jobs that are about to run, by the identity of the jobs. Each stays here
+        # from when its job is made until the run begins, in the same turn of the loop. Others that
+        # are still here belong to jobs that never ran.
         self._entries: dict[int, Entry] = {}
 
     def make_job(self, make_job: MakeJob) -> MakeJob:
-        """The same, for jobs that are found again by what their entries carry."""
+        """The same function, which also remembers the entries of jobs that carry a trace."""
 
         def make(engine: Any, entry: Entry) -> Any:
             job = make_job(engine, entry)
@@ -57,7 +58,7 @@ class TracedHandlers(Handlers):
     async def _run(
         self, run: Runner, job: Any, jobs: Sequence[Any], entries: Sequence[Entry | None]
     ) -> Any:
-        """One run, of a job or of a batch of them."""
+        """Run one job or batch."""
         carried = [
             [] if one is None else [text.decode() for text in carried_by(one)] for one in entries
         ]
@@ -70,5 +71,5 @@ class TracedHandlers(Handlers):
             if context is not None:
                 for entry in entries:
                     if entry is not None and entry.extra is not None:
-                        entry.extra[RUN_BEFORE] = context.encode()  # goes along with a retry
+                        entry.extra[RUN_BEFORE] = context.encode()  # a retry carries it along
             raise

@@ -1,8 +1,7 @@
-"""The events stream as it is read: an event, a reader's place, and what may be missing behind it.
+"""Reading the events stream: an event, a reader's place in it, and gaps. Plans, no I/O.
 
-Plans, no I/O. A place is the id of the last event read. So a lost link costs nothing: the next read
-goes on from there. Only what the server has trimmed meanwhile cannot be read any more; then a `gap`
-event is read in its place.
+A place is the id of the last event read, so a lost link costs nothing: the next read goes on from
+there. If the server has trimmed events in between, a `gap` event stands in their place.
 """
 
 import logging
@@ -30,10 +29,11 @@ from chasqui.transport.server import exception_for, mapping
 
 logger = logging.getLogger(__name__)
 
-#: The name of the event that stands for events which were trimmed before they could be read.
+CLIENT_NAME: Final = "chasqui-events"
+#: The event that stands for events that were trimmed before they were read.
 GAP: Final = "gap"
 BLOCK_MS: Final = 5_000
-#: A blocking read is given up this long after the server should have answered.
+#: A blocking read fails this long after its reply was due.
 READ_SLACK_S: Final = 5.0
 
 _NUMBERS = frozenset(
@@ -44,26 +44,25 @@ _EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class QueueEvent:
-    """One event. `fields` holds what the event has besides its name and its job.
+    """One event. `fields` holds all but its name and its job.
 
-    An event named `gap` stands for events that were trimmed unread: its fields are `after` and
-    `before`, the ids around it, and `missed`, how many there were, or None where the server cannot
-    tell (Redis below 7), and then perhaps none.
+    An event named `gap` stands for events that were trimmed unread. Its fields are `after` and
+    `before`, the ids around it, and `missed`, how many there were. That is None where the server
+    does not count (Redis below 7), and then there may have been none.
     """
 
     name: str
-    #: None where the event is about the queue, such as `drained`.
+    #: None if the event is about the queue, as `drained` is.
     job_id: str | None
     job_name: str
-    #: `attempt`, `backoff_ms`, `created`, `delay_ms`, `duration_us` and `ts` are ints, the others
-    #: str.
+    #: `attempt`, `backoff_ms`, `created`, `delay_ms`, `duration_us` and `ts` are int, others str.
     fields: dict[str, Any]
-    #: Its place in the stream: a reader that starts there goes on behind it.
+    #: Its place in the stream: a reader that starts there reads what comes behind it.
     id: str = field(default="", kw_only=True, compare=False)
 
 
 class EventLog:
-    """A reader's place in the events stream, and the plans by which it reads on."""
+    """A reader's place in the events stream, and the plans that read on from it."""
 
     def __init__(self, keys: Keys, last_event_id: str, *, block_ms: int, count: int) -> None:
         if not isinstance(last_event_id, str) or not (
@@ -76,11 +75,11 @@ class EventLog:
         check_int("count", count, 1, takes_none=False)
         self._key = keys.events
         self._queue = keys.queue
-        #: None: from now on, whenever that will be.
+        #: The last event read; None: start with what is written after the first read.
         self.cursor = None if last_event_id == "$" else _order(last_event_id.encode())
-        #: How many events were ever written up to the cursor; None while that is not known.
+        #: How many events were ever written up to the cursor; None if unknown.
         self._position: int | None = None
-        #: The server has answered.
+        #: The server has replied.
         self.has_read = False
         self._block_ms = block_ms or BLOCK_MS
         self._count = count
@@ -91,8 +90,8 @@ class EventLog:
         return self._block_ms / 1000 + READ_SLACK_S
 
     def pin(self) -> Plan[tuple[int, int]]:
-        """Make `$` a place: what is written from now on will be read, whenever that is. The place
-        of the last event that was read."""
+        """Turn `$` into a place: all events written from now on will be read, however late. The
+        place of the last event read."""
         if self.cursor is None:
             info = yield commands(("XINFO", "STREAM", self._key), effect=Effect.READ, raises=False)
             self.has_read = True
@@ -101,10 +100,10 @@ class EventLog:
         return self.cursor
 
     def read(self, block_ms: int | None = None) -> Plan[list[QueueEvent]]:
-        """The next events, or none if none came in time: `block_ms`, unless the reader's own."""
+        """The next events, or none if none came within `block_ms`, by default the reader's own."""
         block_ms = block_ms or self._block_ms
         after = id_of((yield from self.pin()))
-        # In one frame, so that a repeat over a new link looks for a gap again.
+        # In one frame, so that a repeat over a new link checks for a gap again.
         request = commands(
             ("XINFO", "STREAM", self._key),
             ("XREAD", "COUNT", self._count, "BLOCK", block_ms, "STREAMS", self._key, after),
@@ -125,15 +124,15 @@ class EventLog:
         return events if gap is None else [gap, *events]
 
     def _gap(self, facts: "_Facts") -> QueueEvent | None:
-        """What is told if events behind the cursor are gone; notes the cursor's new position."""
+        """The event for events that are gone behind the cursor, if any; updates the position."""
         cursor, position = self.cursor, self._position
         assert cursor is not None
-        if facts.last <= cursor:  # all was read; or the stream is another one now
+        if facts.last <= cursor:  # all events are read, or the stream was made anew
             self._position = facts.added if facts.last == cursor else None
             return None
         if facts.first is not None and facts.first <= cursor:
             return None
-        # Everything up to the first event that is left, or all of them, has gone.
+        # All events before the first one left are gone; or all events are.
         gone = None if facts.added is None else facts.added - facts.length
         self._position = gone
         if facts.first is None:
@@ -156,7 +155,7 @@ class EventLog:
 
 
 def parse_event(entry_id: bytes, pairs: list[bytes]) -> QueueEvent:
-    """An entry of the events stream as an event. Whatever is in it, this does not raise."""
+    """An entry of the events stream as an event. Raises for no content."""
     found: dict[bytes, bytes] = dict(zip(pairs[::2], pairs[1::2], strict=True))
     name, job_id, job_name = (_text(found.pop(one, b"")) for one in (EVENT, EVENT_JOB_ID, NAME))
     fields = {
@@ -173,14 +172,14 @@ class _Facts:
     length: int = 0
     #: The id of the first entry; None if there is none.
     first: tuple[int, int] | None = None
-    #: The last id that was ever given.
+    #: The last id that the stream gave.
     last: tuple[int, int] = (0, 0)
-    #: How many entries were ever written; None where the server does not count them.
+    #: How many entries were ever written; None if the server does not count them.
     added: int | None = None
 
 
 def _facts(info: Any) -> _Facts:
-    """Of a stream that is not there: nothing was ever written. Other errors show on the read."""
+    """A missing stream has no entries. Other errors show on the read."""
     if isinstance(info, ReplyError):
         return _Facts(added=0)
     info = mapping(info)

@@ -1,81 +1,33 @@
-"""QueueEvents: what happens to a queue's jobs, told as it happens, to any process."""
+"""QueueEvents: the events of a queue as an iterator, on asyncio or in a thread."""
 
 import asyncio
 import logging
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import AnyCredentialProvider, CredentialProvider, Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.errors import ClosedError, UnreachableError
-from chasqui.events.log import BLOCK_MS, GAP, EventLog, id_of
+from chasqui.events.log import BLOCK_MS, CLIENT_NAME, GAP, EventLog, id_of
 from chasqui.events.log import QueueEvent as QueueEvent
+from chasqui.model.config import AnyCredentialProvider, CredentialProvider, Endpoint
 from chasqui.model.keys import Keys
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
 
 logger = logging.getLogger(__name__)
 
-CLIENT_NAME: Final = "chasqui-events"
-#: After the server could not be reached.
+#: The pause after the server could not be reached.
 AGAIN_S: Final = 0.5
 
-
-class _Reading:
-    """What both readers do alike: one's place, what one wants, and what was read and not given."""
-
-    def __init__(self, queue_name: str, log: EventLog, **wanted: Iterable[str] | None) -> None:
-        for name, values in wanted.items():
-            if isinstance(values, str):
-                raise TypeError(f"{name} must be a list, got a single str")
-            if values is not None and not isinstance(values, Iterable):
-                raise TypeError(f"{name} must be a list or None, got {type(values).__name__}")
-        self.name = queue_name
-        self._log = log
-        self._wanted = {
-            name: frozenset(values) for name, values in wanted.items() if values is not None
-        }
-        self._ready: deque[QueueEvent] = deque()
-        self._last_event_id = "$" if log.cursor is None else id_of(log.cursor)
-
-    @property
-    def last_event_id(self) -> str:
-        """The id of the last event given, for a reader that is to go on behind it."""
-        return self._last_event_id
-
-    def _take(self) -> QueueEvent | None:
-        """The next event that is wanted, of those that were read."""
-        while self._ready:
-            event = self._ready.popleft()
-            self._last_event_id = event.id or self._last_event_id
-            if self._is_wanted(event):
-                return event
-        return None
-
-    def _is_wanted(self, event: QueueEvent) -> bool:
-        """A gap may hide what is wanted, so it is always told."""
-        facts = {"events": event.name, "names": event.job_name, "job_ids": event.job_id}
-        return event.name == GAP or all(
-            facts[name] in values for name, values in self._wanted.items()
-        )
-
-    def _failed(self, error: UnreachableError) -> None:
-        """The server is gone: that will pass, unless it was never there."""
-        if not self._log.has_read:
-            raise error
-        fields = {"queue": self.name}
-        logger.warning("events of queue %s cannot be read: %s", self.name, error, extra=fields)
+AnyConnection = TypeVar("AnyConnection", Connection, BlockingConnection)
+Provider = TypeVar("Provider")
 
 
-class QueueEvents(_Reading):
-    """A queue's events, as an async iterator that ends with `close()`.
-
-    It starts behind `last_event_id`: `0` for all that the server still has, the id of an event, or
-    `$` for what happens from the first read on, or from the start of its `async with` block. Only
-    the `events` and jobs asked for are given; None asks for all.
-    """
+class _EventReader(Generic[AnyConnection, Provider]):
+    """What both iterators share: their place in the log, their filter, and events that were read
+    and not yet given."""
 
     def __init__(
         self,
@@ -86,25 +38,82 @@ class QueueEvents(_Reading):
         last_event_id: str = "$",
         block_ms: int = BLOCK_MS,
         count: int = 100,
-        credential_provider: CredentialProvider | None = None,
+        credential_provider: Provider | None = None,
         events: Iterable[str] | None = None,
         names: Iterable[str] | None = None,
         job_ids: Iterable[str] | None = None,
     ) -> None:
         keys = Keys(queue_name)
-        log = EventLog(keys, last_event_id, block_ms=block_ms, count=count)
-        super().__init__(queue_name, log, events=events, names=names, job_ids=job_ids)
-        self._connection = Connection(
+        self.name = queue_name
+        self._log = log = EventLog(keys, last_event_id, block_ms=block_ms, count=count)
+        self._wanted: dict[str, frozenset[str]] = {}
+        for name, values in (("events", events), ("names", names), ("job_ids", job_ids)):
+            if isinstance(values, str):
+                raise TypeError(f"{name} must be a list, got a single str")
+            if values is not None and not isinstance(values, Iterable):
+                raise TypeError(f"{name} must be a list or None, got {type(values).__name__}")
+            if values is not None:
+                self._wanted[name] = frozenset(values)
+        self._ready: deque[QueueEvent] = deque()
+        self._last_event_id = "$" if log.cursor is None else id_of(log.cursor)
+        self._connection: AnyConnection = self._connect(
             Endpoint.parse(redis_url, tls=tls),
             key=keys.events,
             client_name=CLIENT_NAME,
             credential_provider=credential_provider,
         )
-        self._reading: asyncio.Task[list[QueueEvent]] | None = None
+
+    @abstractmethod
+    def _connect(self, endpoint: Endpoint, **options: Any) -> AnyConnection: ...
 
     @property
     def is_closed(self) -> bool:
         return self._connection.is_closed
+
+    @property
+    def last_event_id(self) -> str:
+        """The id of the last event given, for another reader to go on behind it."""
+        return self._last_event_id
+
+    def _take(self) -> QueueEvent | None:
+        """The next wanted event, of those that were read."""
+        while self._ready:
+            event = self._ready.popleft()
+            self._last_event_id = event.id or self._last_event_id
+            if self._is_wanted(event):
+                return event
+        return None
+
+    def _is_wanted(self, event: QueueEvent) -> bool:
+        """A gap may hide wanted events, so it is always given."""
+        facts = {"events": event.name, "names": event.job_name, "job_ids": event.job_id}
+        return event.name == GAP or all(
+            facts[name] in values for name, values in self._wanted.items()
+        )
+
+    def _failed(self, error: UnreachableError) -> None:
+        """The server is gone: read on when it is back, but raise if it was never there."""
+        if not self._log.has_read:
+            raise error
+        fields = {"queue": self.name}
+        logger.warning("events of queue %s cannot be read: %s", self.name, error, extra=fields)
+
+    def __repr__(self) -> str:
+        return f"QueueEvents({self.name!r}, {self._connection.endpoint})"
+
+
+class QueueEvents(_EventReader[Connection, CredentialProvider]):
+    """A queue's events, as an async iterator that ends with `close()`.
+
+    It starts behind `last_event_id`: `0` for all that the server still has, the id of an event, or
+    `$` for what happens from the first read on, or from the start of its `async with` block. It
+    gives only the `events`, and those of the jobs, that you ask for; None asks for all.
+    """
+
+    _reading: "asyncio.Task[list[QueueEvent]] | None" = None
+
+    def _connect(self, endpoint: Endpoint, **options: Any) -> Connection:
+        return Connection(endpoint, **options)
 
     def __aiter__(self) -> Self:
         return self
@@ -126,12 +135,12 @@ class QueueEvents(_Reading):
         return event
 
     def _read_on(self) -> "asyncio.Task[list[QueueEvent]]":
-        """The read that is under way, or a new one. It outlives who waits for it: the next read
-        would be answered only after it, and a few of them too late."""
+        """The read under way, or a new one. A read outlives its waiter: the server would answer a
+        new one only after it, and after a few of them too late."""
         reading = self._reading
         if reading is None or reading.get_loop() is not asyncio.get_running_loop():
             self._reading = reading = asyncio.ensure_future(self._connection.run(self._log.read()))
-            reading.add_done_callback(_look_at)
+            reading.add_done_callback(_retrieve)
         return reading
 
     async def close(self) -> None:
@@ -150,58 +159,24 @@ class QueueEvents(_Reading):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        return f"QueueEvents({self.name!r}, {self._connection.endpoint})"
 
-
-def _look_at(reading: "asyncio.Task[list[QueueEvent]]") -> None:
-    """Whatever came of a read that nobody waits for any more, it is not complained about."""
+def _retrieve(reading: "asyncio.Task[list[QueueEvent]]") -> None:
+    """Look at the exception of a read that nobody waits for, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()
 
 
-class BlockingQueueEvents(_Reading):
+class BlockingQueueEvents(_EventReader[BlockingConnection, AnyCredentialProvider]):
     """The same as a plain iterator, without an event loop: `chasqui.sync.QueueEvents`.
 
     `close()` from another thread ends the iteration.
     """
 
-    def __init__(
-        self,
-        queue_name: str,
-        *,
-        redis_url: str | None = None,
-        tls: bool = False,
-        last_event_id: str = "$",
-        block_ms: int = BLOCK_MS,
-        count: int = 100,
-        credential_provider: AnyCredentialProvider | None = None,
-        events: Iterable[str] | None = None,
-        names: Iterable[str] | None = None,
-        job_ids: Iterable[str] | None = None,
-    ) -> None:
-        keys = Keys(queue_name)
-        log = EventLog(keys, last_event_id, block_ms=block_ms, count=count)
-        super().__init__(queue_name, log, events=events, names=names, job_ids=job_ids)
-        self._connection = BlockingConnection(
-            Endpoint.parse(redis_url, tls=tls),
-            key=keys.events,
-            client_name=CLIENT_NAME,
-            credential_provider=credential_provider,
-            request_timeout_s=log.timeout_s,
-        )
-
-    @property
-    def is_closed(self) -> bool:
-        return self._connection.is_closed
+    def _connect(self, endpoint: Endpoint, **options: Any) -> BlockingConnection:
+        return BlockingConnection(endpoint, request_timeout_s=self._log.timeout_s, **options)
 
     def __iter__(self) -> Self:
         return self
@@ -231,13 +206,5 @@ class BlockingQueueEvents(_Reading):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"QueueEvents({self.name!r}, {self._connection.endpoint})"

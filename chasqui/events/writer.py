@@ -1,23 +1,24 @@
 """Lifecycle events in the queue's events stream: best effort, never in a job's way.
 
-They are encoded into one buffer and leave with the acknowledgements; the stream is trimmed now and
-then instead of by every XADD. While there is no link they are dropped. How a job ended is not:
-whoever waits for it must hear of it. So `completed` is a part of the acknowledgement, which the
-acker sends, and `dlq` a part of the move to the dead-letter queue, which the relocator makes.
+They are encoded into one buffer and leave with the acknowledgements. The stream is trimmed now and
+then, not by every XADD. While there is no link, events are dropped, but for the end of a job, which
+callers wait for: the acknowledgement itself writes `completed`, and the move to the dead-letter
+queue writes `dlq`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event, xadd_run_event
 from chasqui._core.entry import Entry
 from chasqui._core.reply import ReplyError
-from chasqui.transport.connection import Connection
 from chasqui.errors import OutcomeUnknownError, UnreachableError
+from chasqui.events.kinds import ACTIVE, DLQ, DRAINED, FAILED, RETRY_SCHEDULED, WAITING
+from chasqui.managing.retention import Log, Trimmer
 from chasqui.model.keys import (
     EVENT_ATTEMPT,
     EVENT_BACKOFF_MS,
@@ -27,26 +28,18 @@ from chasqui.model.keys import (
     REASON,
     Keys,
 )
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Request
-from chasqui.managing.retention import Log, Trimmer
 
 logger = logging.getLogger(__name__)
 
-WAITING: Final = b"waiting"
-ACTIVE: Final = b"active"
-COMPLETED: Final = b"completed"
-FAILED: Final = b"failed"
-RETRY_SCHEDULED: Final = b"retry-scheduled"
-DLQ: Final = b"dlq"
-DRAINED: Final = b"drained"
-
-#: An `active` event is in Redis this long after the run began, at the latest.
+#: An `active` event is in Redis at most this long after the run began.
 FLUSH_S: Final = 0.005
 FLUSH_BYTES: Final = 256 * 1024
-#: The reason of a failed run is somebody's str(): it is cut where it stops being read.
+#: The text of an exception may be long: it is cut here.
 REASON_CHARS: Final = 1000
-#: How often to say that events cannot be written.
-COMPLAIN_S: Final = 10.0
+#: How often to log that events cannot be written.
+LOG_EVERY_S: Final = 10.0
 
 
 class EventWriter:
@@ -59,9 +52,9 @@ class EventWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._trimmer = Trimmer(Log.events(keys))
         self._replies = _Replies(keys.queue)
-        #: Takes the replies to events that somebody else sent.
+        #: Takes the replies to events that other code sent.
         self.take_replies = self._replies.set_result
-        #: Called when it is time for `run_once`, by one who calls that and may send more behind it.
+        #: Called when it is time to send: a worker calls `run_once` there, and sends more with it.
         self.on_due: Callable[[], object] = self.run_once
 
     def active(self, entry: Entry) -> None:
@@ -72,7 +65,7 @@ class EventWriter:
             self._arm()
 
     def failed(self, entry: Entry, kind: str, reason: str, duration_us: int) -> None:
-        """A run raised: `kind` is the type of what it raised, `reason` its text."""
+        """A run raised an exception: `kind` is its type, `reason` its text."""
         attempt = entry.attempt + 1
         fields: tuple[Any, ...] = (EVENT_ATTEMPT, attempt, REASON, _short(reason))
         fields += (EVENT_DURATION_US, duration_us, EVENT_TYPE, _short(kind))
@@ -81,11 +74,26 @@ class EventWriter:
     def retry_scheduled(self, entry: Entry, attempt: int, backoff_ms: int) -> None:
         self._write(RETRY_SCHEDULED, entry, (EVENT_ATTEMPT, attempt, EVENT_BACKOFF_MS, backoff_ms))
 
+    def promoted(
+        self, jobs: Iterable[tuple[bytes, bytes, bytes | None]], malformed: int, now_ms: int
+    ) -> None:
+        """Send the events of one promotion: of each job its id, its name, and when it was created
+        if its id does not tell; and how many members were not jobs."""
+        buffer, key = self._buffer, self._key
+        for _ in range(malformed):
+            fields = (EVENT_ATTEMPT, 0, REASON, b"malformed")
+            xadd_event(buffer, key, DLQ, "", now_ms, "", fields)
+        for job_id, name, created in jobs:
+            own = None if created is None else (EVENT_CREATED, created)
+            texts = job_id.decode(errors="replace"), name.decode(errors="replace")
+            xadd_event(buffer, key, WAITING, texts[0], now_ms, texts[1], own)
+        self.run_once()
+
     def drained(self) -> None:
         self._write(DRAINED, None, ())
 
     def run_once(self) -> int:
-        """Send what has gathered; how many events that was."""
+        """Send the events in the buffer; how many there were."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,8 +109,8 @@ class EventWriter:
         return count
 
     def wrote(self, count: int) -> None:
-        """So many events were written, here or by a script: trim the stream if it is time. Those of
-        acknowledgements need not be counted: each has an `active` before it."""
+        """Count events that were written, here or by a script, and trim the stream if it is time.
+        Those of acknowledgements need no counting: each has an `active` before it."""
         trim = self._trimmer.wrote(count)
         if trim is not None and self._connection.is_connected:
             self._connection.post(trim, self._replies)
@@ -128,7 +136,7 @@ class EventWriter:
 
 
 class _Replies:
-    """Takes the replies to events, which nobody waits for; tells of errors now and then."""
+    """Takes the replies to events, which nobody waits for; logs errors now and then."""
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
@@ -138,19 +146,19 @@ class _Replies:
         return False
 
     def set_result(self, replies: Any, /) -> None:
-        # What is wrong with the key shows in each of them.
+        # If something is wrong with the key, each of them shows it.
         reply = replies[0] if type(replies) is list else replies
         if type(reply) is ReplyError:
-            self._complain(reply.message)
+            self._log(reply.message)
 
     def set_exception(self, error: Exception, /) -> None:
-        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection tells
-            self._complain(str(error))
+        if not isinstance(error, UnreachableError | OutcomeUnknownError):  # the connection logs it
+            self._log(str(error))
 
-    def _complain(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + COMPLAIN_S
+            self._next_s = now_s + LOG_EVERY_S
             fields = {"queue": self._queue}
             logger.warning(
                 "queue %s: events could not be written: %s", self._queue, what, extra=fields

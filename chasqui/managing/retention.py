@@ -1,52 +1,44 @@
-"""How much is kept of a stream that is a log: a number per queue, and what readers still need.
+"""How many entries a log keeps: a number per queue, and what the log's readers still need.
 
-`events` is such a stream, `history` another. Number and readers are fields of the queue's hash
-`config`, so that all who write the stream trim it alike: `<stream>_max_len` is how many entries are
+The streams `events` and `history` are logs. Number and readers are fields of the queue's hash
+`config`, so that all writers of a stream trim it alike: `<stream>_max_len` is how many entries are
 kept, `<stream>_readers` has a line for each reader that holds trimming back. lua/trim.lua reads
-them and trims. Each writer of the stream has a `Trimmer`, which says when to run it, and sends that
-request behind what it wrote.
-
-Another stream gets the same by a `Log` of its own: what its fields are called, its key, and how
-many entries are kept unless the queue says otherwise. Everything here takes a `Log`.
+them and trims. Each writer has a `Trimmer`, which says when to send that request.
 """
 
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chasqui import scripts
-from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import evalsha
 from chasqui._core.reply import ReplyError
 from chasqui.model.config import MAX_MS, check_int
 from chasqui.model.keys import Keys, check_text, shown
+from chasqui.scripts import managing
 from chasqui.transport.request import Effect, Plan, Request, commands
-from chasqui.transport.server import exception_for, mapping
+from chasqui.transport.server import exception_for, mapping, time_us
 
-#: Events that are kept unless the queue says otherwise.
+#: Events that a queue keeps by default.
 EVENTS_KEPT: Final = 100_000
-#: Finished jobs that are kept, where workers write history.
+#: Finished jobs that a queue keeps by default, if workers write history.
 HISTORY_KEPT: Final = 100_000
-#: A writer trims after so many entries, or with the first one after so long: by that much,
-#: and what its server takes for a node, a stream may be longer than it should be.
+#: A writer trims after so many entries, or with the first entry after so long. A stream may be
+#: longer than it should by that much, and by one node of the server's stream.
 TRIM_ENTRIES: Final = 1000
 TRIM_S: Final = 5.0
 #: More than any server holds; the scripts count in floats.
 MOST: Final = 10**15
-#: A reader that is dead this long is forgotten.
-FORGET_MS: Final = 7 * 86_400_000
 MAX_READER_BYTES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A stream of which the newest entries are kept."""
+    """A stream that keeps its newest entries."""
 
-    #: What its settings are called.
+    #: The prefix of its fields in `config`.
     name: str
     key: bytes
     config: bytes
-    #: How many entries are kept where the queue does not say.
+    #: How many entries are kept if the queue does not say.
     default: int
 
     @classmethod
@@ -59,41 +51,41 @@ class Log:
 
 
 class Trimmer:
-    """Says when one who writes a log is to trim it."""
+    """Says when a log's writer is to trim it."""
 
     def __init__(self, log: Log) -> None:
-        buffer = CommandBuffer()
-        evalsha(buffer, scripts.TRIM.sha, [log.key, log.config], [log.name, log.default])
-        self._frame = bytes(buffer)
+        self._log = log
         self._written = 0
         self._due_at_s = 0.0
 
     def wrote(self, count: int) -> Request | None:
-        """So many entries were written; the request to send behind them, if it is time."""
+        """Call it with the number of entries that were written; returns the request to send behind
+        them, if it is time."""
         self._written += count
         now_s = time.monotonic()
         if self._written < TRIM_ENTRIES and now_s < self._due_at_s:
             return None
         self._written, self._due_at_s = 0, now_s + TRIM_S
-        return Request(self._frame, Effect.IDEMPOTENT, script=scripts.TRIM)
+        log = self._log
+        return managing.trim(log.key, log.config, log.name, log.default)
 
 
 @dataclass(frozen=True, slots=True)
 class LogReader:
-    """One who reads a log and holds trimming back while it lives."""
+    """A reader of a log, which holds trimming back while it lives."""
 
     name: str
     #: The id of the last entry that it has read.
     position: str
-    #: How many entries it has not read; None where the server does not count entries.
+    #: How many entries it has not read; None if the server does not count entries.
     lag: int | None
     #: How much older the last entry that it has read is than the last that was written.
     lag_ms: int
-    #: Of the entries that it has not read, how many are gone; None where that cannot be known.
+    #: How many of the entries that it has not read are gone; None if that cannot be known.
     lost: int | None
-    #: The most entries that the stream may have for its sake.
+    #: The most entries that the stream may hold for this reader.
     hold: int
-    #: How long it counts as alive without another sign of life; 0 if it is dead.
+    #: How long it counts as alive if it is not heard of again; 0 if it is dead.
     alive_ms: int
 
     @property
@@ -130,8 +122,8 @@ def look(log: Log) -> Plan[Retention]:
     for reply in replies:
         if isinstance(reply, ReplyError) and reply.code != "ERR":
             raise exception_for(reply)
-    max_len, readers, stream, (seconds, micros) = replies
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    max_len, readers, stream, time_ = replies
+    now_ms = time_us(time_) // 1000
     facts = _Facts.of(stream)
     lines = (readers or b"").decode(errors="replace").splitlines()
     return Retention(
@@ -143,7 +135,7 @@ def look(log: Log) -> Plan[Retention]:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the server says of a log."""
+    """What the server says about a log."""
 
     length: int
     #: Entries ever added; None if it does not count them.
@@ -158,10 +150,10 @@ class _Facts:
         return cls(pairs[b"length"], pairs.get(b"entries-added"), pairs[b"last-generated-id"])
 
     def reader(self, words: list[str], now_ms: int) -> LogReader:
-        """The reader that a line of the field tells of."""
+        """The reader that one line of the field describes."""
         until_ms, hold, position, ordinal, name = words
         lag = lost = None
-        # More was read than there ever was: the stream was deleted and made anew.
+        # Otherwise the reader is ahead of the stream: this is another one of the same name.
         if self.added is not None and ordinal.isdigit() and int(ordinal) <= self.added:
             lag = self.added - int(ordinal)
             lost = max(0, lag - self.length)
@@ -176,7 +168,7 @@ def _ms(entry_id: str) -> int:
 
 
 def set_max_len(log: Log, max_len: int | None) -> Plan[None]:
-    """Keep so many entries; None: as many as where nobody says."""
+    """Keep about so many entries; None for the default."""
     field = f"{log.name}_max_len"
     check_int(field, max_len, 1, MOST)
     if max_len is None:
@@ -188,20 +180,25 @@ def set_max_len(log: Log, max_len: int | None) -> Plan[None]:
 def reading(
     log: Log, reader: str, position: str, ordinal: int | None, *, lease_ms: int, hold: int
 ) -> Plan[bool]:
-    """A reader is alive for so long from now on, and has read up to an entry. The first call makes
+    """Say that a reader is alive for `lease_ms` and has read up to `position`. The first call makes
     it known; True if it was."""
     check_int("lease_ms", lease_ms, 1, MAX_MS, takes_none=False)
     check_int("hold", hold, 1, MOST, takes_none=False)
-    arguments: list[Any] = [log.name, FORGET_MS, check_reader(reader), lease_ms, hold, position]
-    arguments.append("-" if ordinal is None else ordinal)
-    known = yield scripts.call(scripts.READER, [log.config], arguments, Effect.IDEMPOTENT)
+    known = yield managing.keep_for_reader(
+        log.config,
+        log.name,
+        check_reader(reader),
+        position=position,
+        ordinal=ordinal,
+        lease_ms=lease_ms,
+        hold=hold,
+    )
     return bool(known)
 
 
 def forget(log: Log, reader: str) -> Plan[bool]:
-    """Forget a reader: nothing is held for its sake any more; False if there was none."""
-    arguments: list[Any] = [log.name, FORGET_MS, check_reader(reader)]
-    known = yield scripts.call(scripts.READER, [log.config], arguments, Effect.IDEMPOTENT)
+    """Forget a reader, and hold nothing for it any more; False if there was none."""
+    known = yield managing.forget_reader(log.config, log.name, check_reader(reader))
     return bool(known)
 
 

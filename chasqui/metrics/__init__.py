@@ -1,4 +1,4 @@
-"""What happens in this process, told to whoever wants to count it."""
+"""Sinks that count what happens in this process, and the records that they get."""
 
 from chasqui.metrics.sink import (
     DlqRouted,

@@ -1,8 +1,8 @@
-"""Metrics and traces for OpenTelemetry. Needs the extra `otel`, and an SDK to go anywhere.
+"""Metrics and traces for OpenTelemetry. Needs the extra `otel`, and an SDK to export them.
 
 Spans follow the semantic conventions for messaging: `send <queue>` where jobs are added and
-`process <queue>` around each run. All runs of a job belong to the trace that it was added in; a
-retry links to the run before it.
+`process <queue>` around each run. All runs of a job belong to the trace in which it was added;
+a retry links to the run before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class OtelSink(MetricsSink):
-    """Counts what workers do, by instruments of a meter; `queue` becomes an attribute."""
+    """Counts what workers do, with instruments of a meter; `queue` becomes an attribute."""
 
     def __init__(
         self, *, meter_provider: metrics.MeterProvider | None = None, queue: str | None = None
@@ -57,9 +57,9 @@ class OtelSink(MetricsSink):
         self._delayed = meter.create_gauge("chasqui.delayed.depth", "{job}")
         self._lag = meter.create_gauge("chasqui.promoter.lag", "s")
         self._lock = meter.create_counter("chasqui.promoter.lock", "{change}")
-        self._fired = meter.create_counter("chasqui.timed.scheduler.fired", "{job}")
-        self._late = meter.create_counter("chasqui.timed.scheduler.late", "{fire}")
-        self._fire_lag = meter.create_gauge("chasqui.timed.scheduler.lag", "s")
+        self._fired = meter.create_counter("chasqui.scheduler.fired", "{job}")
+        self._late = meter.create_counter("chasqui.scheduler.late", "{fire}")
+        self._fire_lag = meter.create_gauge("chasqui.scheduler.lag", "s")
 
     def promoter_tick(self, tick: PromoterTick, /) -> None:
         self._promoted.add(tick.promoted, self._own)
@@ -74,7 +74,7 @@ class OtelSink(MetricsSink):
         self._reclaimed.add(batch.reclaimed, self._own)
 
     def job_outcome(self, outcome: JobOutcome, /) -> None:
-        attributes = self._with({"chasqui.model.job.name": self._names.counted(outcome.name)})
+        attributes = self._with({"chasqui.job.name": self._names.counted(outcome.name)})
         if outcome.kind is OutcomeKind.OK:
             self._completed.add(1, attributes)
         else:
@@ -82,12 +82,12 @@ class OtelSink(MetricsSink):
         self._duration.record(outcome.handler_duration_us / 1e6, attributes)
 
     def retry_scheduled(self, retry: RetryScheduled, /) -> None:
-        self._retries.add(1, self._with({"chasqui.model.job.name": self._names.counted(retry.name)}))
+        self._retries.add(1, self._with({"chasqui.job.name": self._names.counted(retry.name)}))
         self._backoff.record(retry.backoff_ms / 1000, self._own)
 
     def dlq_routed(self, routed: DlqRouted, /) -> None:
         name = self._names.counted(routed.name)
-        facts = {"chasqui.model.job.name": name, "chasqui.dlq.reason": routed.reason}
+        facts = {"chasqui.job.name": name, "chasqui.dlq.reason": routed.reason}
         self._dlq.add(1, self._with(facts))
 
     def scheduler_tick(self, tick: SchedulerTick, /) -> None:
@@ -107,12 +107,12 @@ class OtelTracing:
 
     @contextmanager
     def sending(self, queue: str, job_ids: Sequence[str]) -> Iterator[str | None]:
-        """The span of an add; gives what is to travel with its jobs, if the trace is recorded."""
+        """The span of an add; yields what to send with its jobs, or None if it is not recorded."""
         attributes = _attributes(queue, "send", "add", job_ids)
         span = self._tracer.start_span(
             f"send {queue}", kind=SpanKind.PRODUCER, attributes=attributes
         )
-        try:  # not as the current span: an add may be driven from anywhere
+        try:  # not the current span: any code may drive an add
             yield _carried(span)
         except Exception as error:
             span.record_exception(error)
@@ -125,17 +125,17 @@ class OtelTracing:
     def processing(
         self, queue: str, group: str, jobs: Sequence[Any], carried: Sequence[Sequence[str]]
     ) -> Iterator[str | None]:
-        """The span of a run, current while it lasts; gives what the next run is to link to.
+        """The span of a run, current while it lasts; yields what the next run links to.
 
-        `carried` holds for each job what `sending` gave, and behind it what its last run gave.
+        `carried` holds for each job what `sending` yielded, followed by what its last run yielded.
         """
         attributes = _attributes(queue, "process", "process", [job.id for job in jobs])
         attributes["messaging.consumer.group.name"] = group
         parent: Context | None = None
         linked = [one for contexts in carried for one in contexts]
         if len(jobs) == 1:
-            attributes["chasqui.model.job.name"] = jobs[0].name
-            attributes["chasqui.model.job.attempt"] = jobs[0].attempt + 1
+            attributes["chasqui.job.name"] = jobs[0].name
+            attributes["chasqui.job.attempt"] = jobs[0].attempt + 1
             if linked:
                 parent = _context(linked.pop(0))
         with self._tracer.start_as_current_span(

@@ -1,6 +1,6 @@
-"""The sink that metrics go to, and the records it gets.
+"""The sink that gets metrics, and the records that it gets.
 
-A sink is called on the event loop, between jobs: it must return at once. Attempts count from 1.
+A sink is called on the event loop, between jobs, so it must return at once. Attempts count from 1.
 """
 
 import enum
@@ -26,10 +26,10 @@ class PromoterTick:
 
 
 class LockOutcome(enum.Enum):
-    """The promoter became the leader, or found that another one is. Told on change only.
+    """The promoter became the leader, or found that another one leads. Reported on change only.
 
-    One that led and finds another one tells LOST first. Only it knows: a sink that several share
-    cannot tell whose HELD it gets.
+    A promoter that led and finds another leader reports LOST first: a sink that several promoters
+    share cannot know whose HELD it gets.
     """
 
     ACQUIRED = "acquired"
@@ -39,7 +39,7 @@ class LockOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReaderBatch:
-    """A read brought jobs."""
+    """A read returned jobs."""
 
     size: int
     #: How many of them were taken over from other consumers.
@@ -51,7 +51,7 @@ class OutcomeKind(enum.StrEnum):
 
     OK = "ok"
     ERR = "err"
-    #: With an exception that is no `Exception`; it counts as a failed run.
+    #: The exception was not an `Exception`; it counts as a failed run.
     PANIC = "panic"
 
 
@@ -67,9 +67,9 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RetryScheduled:
-    """A failed job is really in the delayed set again."""
+    """A failed job is back in the delayed set: the server has confirmed it."""
 
-    #: Of the run to come.
+    #: The number of the run to come.
     attempt: int
     backoff_ms: int
     name: str
@@ -77,10 +77,10 @@ class RetryScheduled:
 
 @dataclass(frozen=True, slots=True)
 class DlqRouted:
-    """An entry really is in the dead-letter queue."""
+    """An entry is in the DLQ: the server has confirmed it."""
 
     reason: str
-    #: 0 where it was refused unread.
+    #: 0 if the entry could not be read.
     attempt: int
     name: str
 
@@ -90,15 +90,15 @@ class SchedulerTick:
     """The leading scheduler fired what was due."""
 
     fired: int
-    #: Repeat specs that fired a second or a whole interval late, or later. A scheduler that keeps
-    #: up has none.
+    #: Repeat specs that fired at least a second or a whole interval late. A scheduler that keeps up
+    #: has none.
     late: int
-    #: How long the first of all had been due when it fired; 0 if none was.
+    #: How long the first of them had been due when it fired; 0 if none fired.
     lag_ms: int
 
 
 class MetricsSink:
-    """Gets a record of what happens; override what you count."""
+    """Gets a record of each event; override the methods that you need."""
 
     def promoter_tick(self, tick: PromoterTick, /) -> None: ...
 
@@ -115,20 +115,20 @@ class MetricsSink:
     def scheduler_tick(self, tick: SchedulerTick, /) -> None: ...
 
 
-#: Names come from producers, who may make up any number of them, and a series is for good where it
-#: is counted. Those that come later than so many are counted as one.
+#: Producers may invent any number of names, and a series stays for good once it is counted. Names
+#: beyond the first 1000 are counted as one.
 NAMES_MAX: Final = 1000
 OTHER_NAMES: Final = "(other)"
 
 
 class Names:
-    """The names under which jobs are counted: the first that come."""
+    """The names that jobs are counted under: the first NAMES_MAX that come."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def counted(self, name: str) -> str:
-        """What a job of this name is counted as."""
+        """The name that a job of this name is counted under."""
         if name not in self._known:
             if len(self._known) >= NAMES_MAX:
                 return OTHER_NAMES
@@ -137,11 +137,11 @@ class Names:
 
 
 class NoopSink(MetricsSink):
-    """Counts nothing. Given this one, nobody even makes records."""
+    """Counts nothing; records for it are not even made."""
 
 
 class SafeSink(MetricsSink):
-    """Another sink whose exceptions are logged, once per kind of record, and go no further."""
+    """Wraps a sink: its exceptions are logged, once per kind of record, and go no further."""
 
     def __init__(self, sink: MetricsSink) -> None:
         self._sink = sink
@@ -179,12 +179,14 @@ class SafeSink(MetricsSink):
             if kind not in self._has_logged:
                 self._has_logged.add(kind)
                 logger.exception(
-                    "the metrics sink failed on %s; told once", record, extra={"record": kind}
+                    "the metrics sink failed on %s; further failures are not logged",
+                    record,
+                    extra={"record": kind},
                 )
 
 
 def guard(sink: MetricsSink | None) -> SafeSink | None:
-    """The sink, made safe to call; None where nobody listens, so that no record need be made."""
+    """The sink, made safe to call; None if nothing counts, so that no records need be made."""
     if sink is None or type(sink) is NoopSink:
         return None
     return sink if isinstance(sink, SafeSink) else SafeSink(sink)

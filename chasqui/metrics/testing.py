@@ -40,9 +40,9 @@ class InMemorySink(MetricsSink):
     # ── Waiting ─────────────────────────────────────────────────────────────────────────────────
 
     async def next(self, kind: type[R]) -> R:
-        """The first record of a kind that no call has given yet, as soon as there is one.
+        """The first record of a kind that no call has returned yet, as soon as there is one.
 
-        Records that came before the call are not missed: the first call gives the first of all.
+        Records from before the call are not missed: the first call returns the first of all.
         """
         records = self._records[kind]
         while self._given[kind] == len(records):
@@ -93,18 +93,18 @@ class InMemorySink(MetricsSink):
 
     @property
     def delayed_depth(self) -> int | None:
-        """What the last look at the delayed set found."""
+        """Delayed jobs, as the promoter last saw them."""
         ticks = self._records[PromoterTick]
         return ticks[-1].depth if ticks else None
 
     @property
     def is_leader(self) -> bool | None:
-        """None until the promoter has tried for the lease."""
+        """None until the promoter has tried to take the leader lock."""
         outcomes = self._records[LockOutcome]
         return outcomes[-1] is LockOutcome.ACQUIRED if outcomes else None
 
     def dlq_count(self, reason: str | None = None) -> int:
-        """Entries that went to the dead-letter queue, for one reason or for any."""
+        """Entries that went to the DLQ, for one reason or for any."""
         routed: Iterable[DlqRouted] = self._records[DlqRouted]
         return sum(reason in (None, one.reason) for one in routed)
 

@@ -1,12 +1,12 @@
-"""The time since the machine was started: what it slept through counts, as it does for the server.
+"""The time since the machine started, with the time that it slept: the server counts that too.
 
-Leases and deadlines end by it. Python's monotonic clock stands still while a machine sleeps.
+Leases and deadlines end by this clock. Python's monotonic clock stands still during sleep.
 """
 
 import time
 from functools import partial
 
-# Where there is no other (macOS, BSD), it is this one of the system's that goes on.
+# macOS and BSD have no CLOCK_BOOTTIME; there CLOCK_MONOTONIC goes on during sleep.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 boot_s = partial(time.clock_gettime, _CLOCK)

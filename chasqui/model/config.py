@@ -1,4 +1,4 @@
-"""Settings, checked once when they are made: whoever holds one holds a valid one."""
+"""Settings, checked when they are made: one that exists is valid."""
 
 import os
 import ssl
@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from chasqui.model.keys import shown
 
 DEFAULT_URL: Final = "redis://127.0.0.1:6379"
-#: The longest time that an option may be, ten years: the server and Python's timers take it.
+#: The longest time that an option may name, ten years: the server and Python's timers accept it.
 MAX_MS: Final = 10 * 365 * 86_400_000
 #: The most that the server counts to.
 MAX_COUNT: Final = 2**63 - 1
@@ -26,8 +26,8 @@ AnyCredentialProvider: TypeAlias = Callable[[str | None], Awaitable[Credentials]
 def check_int(
     name: str, value: object, low: int, high: int = MAX_COUNT, *, takes_none: bool = True
 ) -> None:
-    """Raise unless an option is an int from `low` to `high`, or None where it takes that: most
-    have a default that it stands for."""
+    """Raise unless an option is an int from `low` to `high`. Most also take None, which stands for
+    their default."""
     if value is None and takes_none:
         return
     if isinstance(value, bool) or not isinstance(value, int):
@@ -38,8 +38,23 @@ def check_int(
         raise ValueError(f"{name} must be at most {high}, got {shown(value)}")
 
 
+def check_flag(what: str, value: object) -> None:
+    """Raise TypeError unless a flag is a bool: a slip must not delete anything."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be a bool, got {type(value).__name__}")
+
+
+def check_limit(limit: object) -> int:
+    """How many to list or move at most, if it is a valid number of them."""
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(f"limit must be an int, got {type(limit).__name__}")
+    if limit < 0:
+        raise ValueError(f"limit must be non-negative, got {shown(limit)}")
+    return min(limit, MAX_COUNT)
+
+
 def check_credential_provider(provider: object) -> None:
-    """Raise TypeError for what cannot be asked."""
+    """Raise TypeError for a provider that cannot be called."""
     if provider is not None and not callable(provider):
         raise TypeError(
             f"credential_provider must be a function or None, got {type(provider).__name__}"
@@ -112,7 +127,7 @@ class Endpoint:
         return _parse_network(url, scheme, tls, tls_context)
 
     def __str__(self) -> str:
-        """For people: never with credentials."""
+        """For logs and errors: never with credentials."""
         if self.kind == "embedded":
             return f"embedded://{self.path or ''}"
         if self.path is not None:
@@ -121,12 +136,12 @@ class Endpoint:
         return where if self.service is None else f"{where} (service {self.service})"
 
     def at(self, host: str, port: int) -> "Endpoint":
-        """The same way in, at one particular node."""
+        """The same settings for one particular node."""
         single = replace(self, kind="single", hosts=((host, port),), service=None)
         return replace(single, sentinel_username=None, sentinel_password=None)
 
     def with_credentials(self, given: object) -> "Endpoint":
-        """The same place, entered as whom a credential_provider has named."""
+        """The same server, with the credentials that a credential_provider gave."""
         if not isinstance(given, tuple | list) or len(given) != 2:
             raise TypeError(
                 "credential_provider must give a pair, (username, password), "
@@ -166,7 +181,7 @@ def _parse_network(
 ) -> Endpoint:
     parts = _split(url)
     if "@" in parts.query or "@" in parts.fragment:
-        # What is behind the host is quoted below; here it is the rest of a password.
+        # Errors below quote what stands behind the host; here that is the rest of a password.
         raise ValueError(
             "redis_url has an @ behind its host: in a password / is %2F, ? is %3F and # is %23"
         )
@@ -175,41 +190,21 @@ def _parse_network(
     options = _options(parts.query)
     user, _, place = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
-    wants_tls = scheme == "rediss" or tls or tls_context is not None
+    kind = scheme.removeprefix("redis+") if "+" in scheme else "single"
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     service = path = None
     hosts: tuple[tuple[str, int], ...] = ()
-    kind = "single"
     if scheme == "unix":
         path, segments = unquote(parts.path), []
         if place or not path.strip("/"):
             raise ValueError("redis_url needs the path of a socket: unix:///path/to/socket")
     else:
-        kind = scheme.removeprefix("redis+") if "+" in scheme else "single"
-        hosts = _hosts(place, 26379 if kind == "sentinel" else 6379)
-        if kind == "single" and len(hosts) > 1:
-            raise ValueError(
-                "redis_url names several hosts: that is for redis+sentinel:// and redis+cluster://"
-            )
+        hosts = _hosts(place, kind)
     if kind == "sentinel":
         service = segments.pop(0) if segments else "mymaster"
-    if len(segments) > 1:
-        raise ValueError("redis_url has more behind its host than a database number")
-    if segments and "db" in options:
-        raise ValueError("redis_url names two databases")
-    db = _db(segments[0] if segments else options.pop("db", "0"))
-    if kind == "cluster" and db:
-        raise ValueError("redis_url names a database, and a cluster has only database 0")
-    login = {name: options.pop(name) for name in _SENTINEL_LOGIN if name in options}
-    if login and kind != "sentinel":
-        raise ValueError(f"redis_url has {next(iter(login))}: that is for redis+sentinel://")
-    if unknown := [name for name in options if name not in _TLS_FILES]:
-        # Behind a password it may be the rest of it.
-        told = f": {unknown[0]!r}" if "sentinel_password" not in login else ", or a bare & in one"
-        raise ValueError(
-            f"redis_url has an option that is not taken there{told}"
-            f" (allowed: db, {', '.join((*_TLS_FILES, *_SENTINEL_LOGIN))})"
-        )
+    db = _db(segments, options, kind)
+    login = _sentinel_login(options, kind)
+    wants_tls = scheme == "rediss" or tls or tls_context is not None
     if options and not wants_tls:
         raise ValueError("redis_url names TLS files but is not rediss://")
     if tls_context is not None and kind != "single":
@@ -231,8 +226,8 @@ def _parse_network(
 
 
 def _options(query: str) -> dict[str, str]:
-    """What is behind the ? of a URL. A + is a +, as in the rest of it; and what follows a password
-    is kept, name without value or not: it may be the rest of it behind a bare &."""
+    """The options behind the ? of a URL. A + is a +, as in the rest of the URL. A name without a
+    value is kept if there is a password: it may be the rest of that behind a bare &."""
     has_secret = "sentinel_password=" in query
     given = parse_qs(query.replace("+", "%2B"), keep_blank_values=has_secret)
     return {name: values[-1] for name, values in given.items()}
@@ -246,7 +241,23 @@ def _split(url: str) -> SplitResult:
         raise ValueError("redis_url is not a URL that can be read") from None
 
 
-def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:
+def _sentinel_login(options: dict[str, str], kind: str) -> dict[str, str]:
+    """Take username and password for the sentinels out of the options; only TLS files may stay."""
+    login = {name: options.pop(name) for name in _SENTINEL_LOGIN if name in options}
+    if login and kind != "sentinel":
+        raise ValueError(f"redis_url has {next(iter(login))}: that is for redis+sentinel://")
+    if unknown := [name for name in options if name not in _TLS_FILES]:
+        # Behind a password it may be the rest of that.
+        told = f": {unknown[0]!r}" if "sentinel_password" not in login else ", or a bare & in one"
+        raise ValueError(
+            f"redis_url has an option that is not taken there{told}"
+            f" (allowed: db, {', '.join((*_TLS_FILES, *_SENTINEL_LOGIN))})"
+        )
+    return login
+
+
+def _hosts(place: str, kind: str) -> tuple[tuple[str, int], ...]:
+    default_port = 26379 if kind == "sentinel" else 6379
     hosts = []
     for one in place.split(",") if place else ["127.0.0.1"]:
         host, port = one, ""
@@ -260,23 +271,35 @@ def _hosts(place: str, default_port: int) -> tuple[tuple[str, int], ...]:
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError("redis_url has a port that is not a number from 1 to 65535")
         try:
-            host.encode("idna")  # as whoever looks it up will
+            host.encode("idna")  # as the resolver will
         except UnicodeError:
             raise ValueError(
                 "redis_url has a host that is no name: a part is empty or too long"
             ) from None
         hosts.append((host or "127.0.0.1", int(port) if port else default_port))
+    if kind == "single" and len(hosts) > 1:
+        raise ValueError(
+            "redis_url names several hosts: that is for redis+sentinel:// and redis+cluster://"
+        )
     return tuple(hosts)
 
 
-def _db(text: str) -> int:
+def _db(segments: list[str], options: dict[str, str], kind: str) -> int:
+    """The database, from the path or the options."""
+    if len(segments) > 1:
+        raise ValueError("redis_url has more behind its host than a database number")
+    if segments and "db" in options:
+        raise ValueError("redis_url names two databases")
+    text = segments[0] if segments else options.pop("db", "0")
     if not (text.isascii() and text.isdigit()):
         raise ValueError("redis_url has a database that is not a number")
+    if kind == "cluster" and int(text):
+        raise ValueError("redis_url names a database, and a cluster has only database 0")
     return int(text)
 
 
 def _tls_context(files: dict[str, str]) -> ssl.SSLContext:
-    """Chain and host name are always checked; whoever wants less passes a context of his own."""
+    """A context that always checks chain and host name; to check less, pass your own context."""
     authorities, certificate = files.get("ssl_ca_certs"), files.get("ssl_certfile")
     if "ssl_keyfile" in files and certificate is None:
         raise ValueError("redis_url has ssl_keyfile without ssl_certfile")
@@ -295,10 +318,10 @@ def _tls_context(files: dict[str, str]) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Asked for by a key that needs one; otherwise it would be asked for at the terminal."""
+    """Called for an encrypted key; without this, OpenSSL would ask at the terminal."""
     raise ValueError("ssl_keyfile in redis_url must not be encrypted: there is no password for it")
 
 
 def _why(error: OSError) -> str:
-    """What is wrong with a file of TLS; OpenSSL names none."""
+    """What is wrong with a TLS file. The caller names it: OpenSSL does not."""
     return error.strerror or str(error)

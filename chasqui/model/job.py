@@ -1,47 +1,77 @@
-"""A job as users hold it, and what they say about it besides its data.
+"""A job as users hold it, and the values that describe how it is retried and repeated.
 
-The types are checked when they are made, so whoever holds one holds a valid one. `parse` takes
-what public methods accept in their place: the type itself or its dict form. The messages are
-chasquimq's.
+Each value is checked when it is made: one that exists is valid. `parse` takes what public methods
+accept in its place, the type itself or its dict form. The messages are chasquimq's.
 """
 
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from chasqui._core.instances import Slots
+from chasqui._core.instances import InstanceFactory
 from chasqui.errors import LeaseLostError
 from chasqui.model.keys import shown
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    #: What a job returns. A bare `Job` is a `Job[Any]`.
+    R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
+else:  # the default is for type checkers alone, and only they need the library
+    R_co = TypeVar("R_co", covariant=True)
+
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Z]{25}")
-_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
 
 
 class ResultSource(Protocol):
-    """Where a job that was added can be waited for."""
+    """Where you can wait for a job that was added: a queue. That of an asyncio queue is awaited."""
 
-    async def wait_for_result(
+    @property
+    def name(self) -> str: ...
+    def wait_for_result(
         self, job_id: str, *, timeout: float, poll_interval: float, since_ms: int | None
     ) -> Any: ...
 
-    async def wait_for_end(
+    def wait_for_end(
         self, job_id: str, *, timeout: float | None, poll_interval: float, since_ms: int | None
     ) -> Any: ...
 
 
 class Lease(Protocol):
-    """What knows whether a worker still owns its jobs."""
+    """Knows by a job's entry whether the worker still owns it, and how many runs it has."""
 
-    def is_lost(self, entry_id: bytes, /) -> bool: ...
+    @property
+    def queue(self) -> str: ...
+    def is_lost(self, entry: Any, /) -> bool: ...
+    def attempts_of(self, entry: Any, /) -> int: ...
+
+
+class _Unpickled:
+    """The lease of a worker's job in another process: only its queue and the number of runs are
+    known there."""
+
+    __slots__ = ("queue",)
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+
+    def is_lost(self, max_attempts: int, /) -> bool:
+        return False
+
+    def attempts_of(self, max_attempts: int, /) -> int:
+        return max_attempts
 
 
 @dataclass(slots=True)
-class Job:
-    """One job: what `Queue` returns for an add, and what a handler gets."""
+class Job(Generic[R_co]):
+    """One job: what `Queue` returns for an add, and what a handler gets.
+
+    `Job[int]` returns an int. Only type checkers look at that.
+    """
 
     id: str
     name: str
@@ -49,23 +79,34 @@ class Job:
     #: Finished runs: 0 while the first one runs.
     attempt: int = 0
     created_at_ms: int = 0
-    #: False where an earlier job had the same id, so that nothing was added.
+    #: False if an earlier job has the same id, so that nothing was added.
     is_new: bool = field(default=True, compare=False)
     _queue: ResultSource | None = field(default=None, repr=False, compare=False)
-    #: On a worker's job: what tells whether it is still ours, and the id it has there.
-    _lease: tuple[Lease, bytes] | None = field(default=None, repr=False, compare=False)
+    #: On a worker's job: who knows more of it, and the entry to ask by.
+    _lease: tuple[Lease, Any] | None = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process goes the job, not its ties to a queue or a worker."""
+        """A pickled job has no ties to a queue or a worker. It knows the name of its queue and how
+        many runs it has, if a worker had it."""
         fields = (self.id, self.name, self.data, self.attempt, self.created_at_ms, self.is_new)
-        return type(self), fields
+        if self._lease is None:
+            return type(self), fields
+        lease = _Unpickled(self._lease[0].queue), self.max_attempts
+        return type(self), (*fields, None, lease)
+
+    @property
+    def queue(self) -> str | None:
+        """The name of its queue; None on a job that you made yourself."""
+        if self._lease is not None:
+            return self._lease[0].queue
+        return None if self._queue is None else self._queue.name
 
     @property
     def lost(self) -> bool:
-        """True once another worker has taken the job over, or may have: whatever this run does is
-        not counted, and the job runs again.
+        """True once another worker has taken the job over, or may have: this run does not count,
+        and the job runs again.
 
-        That takes a lapse of the lease: a machine that slept, a link that was gone for too long.
+        It happens if the lease lapses: the machine slept, or the link was gone for too long.
         """
         return self._lease is not None and self._lease[0].is_lost(self._lease[1])
 
@@ -76,45 +117,60 @@ class Job:
             raise LeaseLostError(f"job {self.id} was taken over by another worker")
 
     @property
+    def max_attempts(self) -> int | None:
+        """How many runs the job has in all, on a worker's job: by its own options, those that the
+        worker has for its name, or the worker's for all. None on a job that was added."""
+        return None if self._lease is None else self._lease[0].attempts_of(self._lease[1])
+
+    @property
+    def is_last_attempt(self) -> bool:
+        """True in the last run that the job has: if that fails, the job goes to the dead-letter
+        queue."""
+        most = self.max_attempts
+        return most is not None and self.attempt + 1 >= most
+
+    @property
     def attempts_made(self) -> int:
         """The same as `attempt`."""
         return self.attempt
 
-    async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:
-        """The handler's return value, once stored: workers store it if told to, and None never.
+    async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> R_co:
+        """The handler's return value, once stored: workers store it with `store_results=True`, and
+        never store None.
 
         Raises TimeoutError after `timeout` seconds, and JobFailedError as soon as the job is in the
         dead-letter queue.
         """
         queue = self._source("wait_for_result")
-        return await queue.wait_for_result(
+        value: R_co = await queue.wait_for_result(
             self.id, timeout=timeout, poll_interval=poll_interval, since_ms=None
         )
+        return value
 
-    async def result(self, *, timeout: float | None = 30.0, poll_interval: float = 0.1) -> Any:
+    async def result(self, *, timeout: float | None = 30.0, poll_interval: float = 0.1) -> R_co:
         """The stored return value as soon as the job is done, or None if nothing was stored.
 
         Raises JobFailedError as soon as the job is in the dead-letter queue, TimeoutError after
-        `timeout` seconds. That a job is done without a result is known by its events: where its
-        worker has them off, and stores nothing, this waits until the timeout.
+        `timeout` seconds. Its worker's events tell that a job is done without a result: if they
+        are off and nothing is stored, this waits until the timeout.
         """
         queue = self._source("result")
-        return await queue.wait_for_end(
+        value: R_co = await queue.wait_for_end(
             self.id, timeout=timeout, poll_interval=poll_interval, since_ms=None
         )
+        return value
 
     def _source(self, method: str) -> ResultSource:
         if self._queue is None:
             raise RuntimeError(
                 f"Job.{method} requires a Queue reference; call from a Job returned by "
-                "Queue.add / Queue.add_bulk, not from a Worker handler; for a job of a "
-                "sync.Queue, call that queue's wait_for_result or wait_for_end with its id"
+                "Queue.add / Queue.add_bulk, not from a Worker handler"
             )
         return self._queue
 
 
 #: Makes jobs from columns of checked values, at a third of what calls to Job cost.
-job_slots: Final = Slots(Job)
+job_factory: "Final[InstanceFactory[Job]]" = InstanceFactory(Job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +226,7 @@ class BackoffSpec:
         if isinstance(value, Mapping):
             _refuse_unknown(value, "backoff", cls)
             _require(value, "backoff", "kind", "delay_ms")
-            return cls(
-                value["kind"],
-                value["delay_ms"],
-                value.get("max_delay_ms"),
-                value.get("multiplier"),
-                value.get("jitter_ms"),
-            )
+            return cls(**value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(
                 f"backoff must be int (ms) / BackoffSpec / dict; got {type(value).__name__}"
@@ -185,18 +235,13 @@ class BackoffSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """The dict form: `kind`, `delay_ms`, and what else is set."""
-        optional = {
-            "max_delay_ms": self.max_delay_ms,
-            "multiplier": self.multiplier,
-            "jitter_ms": self.jitter_ms,
-        }
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"kind": self.kind, "delay_ms": self.delay_ms, **given}
+        given = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in given if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatPattern:
-    """When a repeatable job fires. Whether a cron expression has a next time, cron.py knows."""
+    """When a repeatable job fires. cron.py knows whether a cron expression has a next time."""
 
     kind: str
     expression: str | None = None
@@ -253,7 +298,7 @@ class RepeatPattern:
 
 @dataclass(frozen=True, slots=True)
 class MissedFiresPolicy:
-    """What becomes of the times at which no scheduler was there to fire."""
+    """What happens with fire times at which no scheduler ran."""
 
     kind: str
     max_catchup: int | None = None
@@ -276,7 +321,7 @@ class MissedFiresPolicy:
 
     @classmethod
     def skip(cls) -> "MissedFiresPolicy":
-        """Forget them; go on with the next time in the future. The default."""
+        """Drop them and go on with the next time in the future. The default."""
         return cls("skip")
 
     @classmethod
@@ -328,14 +373,9 @@ class RepeatableMeta:
     missed_fires: MissedFiresPolicy | None = None
 
 
-def drawn_ms(job_id: str) -> int:
-    """When an id that we or chasquimq made up was drawn, by the producer's clock; 0 for others."""
-    if not _ULID.fullmatch(job_id):
-        return 0
-    drawn = 0
-    for digit in job_id[:10]:
-        drawn = drawn * 32 + _ULID_DIGITS.index(digit)
-    return drawn
+def is_drawn(job_id: str) -> bool:
+    """Whether chasqui or chasquimq drew this id: a ULID, which holds the time it was drawn at."""
+    return _ULID.fullmatch(job_id) is not None
 
 
 def _check_uint(what: str, value: object) -> int:
@@ -345,7 +385,7 @@ def _check_uint(what: str, value: object) -> int:
 
 
 def _refuse_unknown(value: Mapping[str, Any], what: str, kind: type[Any]) -> None:
-    """Most keys that nobody reads are typing errors."""
+    """Refuse keys that mean nothing: most are typing errors."""
     for name in value:
         if name not in kind.__slots__:
             raise ValueError(

@@ -1,11 +1,12 @@
-"""Every key and field name in Redis, and what may become part of one.
+"""Every key and field name in Redis, and the checks of what becomes part of one.
 
-All keys of a queue start with the hash tag `{chasqui:<queue>}`, so a Redis Cluster keeps them
-in one slot and one script may touch them all. docs/wire.md says what each key holds.
+All keys of a queue start with the hash tag `{chasqui:<queue>}`, so a Redis Cluster keeps them in
+one hash slot and one script may touch them all. docs/wire.md says what each key holds.
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from chasqui._core.options import job_keys
@@ -25,6 +26,9 @@ CONSUMER: Final = b"consumer"
 # Ours, in the stream and in the dead-letter queue: where a traced job was added, and its last run.
 TRACEPARENT: Final = b"traceparent"
 RUN_BEFORE: Final = b"run_before"
+# Ours, in the dead-letter queue: the flow that cannot go on. Such an entry stands for the last job
+# of the flow, which was never added, and is not replayed.
+FLOW: Final = b"flow"
 
 # Fields of events; `n` and `reason` as above
 EVENT: Final = b"e"
@@ -34,7 +38,7 @@ EVENT_ATTEMPT: Final = b"attempt"
 EVENT_DURATION_US: Final = b"duration_us"
 EVENT_BACKOFF_MS: Final = b"backoff_ms"
 EVENT_DELAY_MS: Final = b"delay_ms"
-# Ours: when the job was created, unix ms, where its id is no ULID, which tells it.
+# Ours: when the job was created, unix ms, if its id is no ULID, which tells it.
 EVENT_CREATED: Final = b"created"
 # Ours; chasquimq does not write it.
 EVENT_TYPE: Final = b"type"
@@ -45,7 +49,10 @@ FIRED: Final = b"fired"
 # Ours; chasquimq does not read it.
 RETRY: Final = b"retry"
 
-#: The consumer group that all workers share unless told otherwise.
+#: What the ids of steps of flows begin with, and no other id.
+STEP_MARK: Final = "~"
+
+#: The consumer group that all workers share by default.
 DEFAULT_GROUP: Final = "default"
 
 MAX_QUEUE_NAME_CHARS: Final = 200
@@ -55,15 +62,22 @@ MAX_JOB_NAME_BYTES: Final = 256
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9._:/-]+")
 # Braces could end or open a hash tag; C0, DEL, C1 and the line separators break logs and tools.
 _BAD_IN_JOB_ID = re.compile("[{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
+#: What stands behind the hash tag, if it is not the name of the field.
+_SUFFIXES = {
+    "_prefix": "",
+    "promoter_lock": "promoter:lock",
+    "scheduler_lock": "scheduler:lock",
+    "traces": "trace",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one queue, as the bytes that go to Redis.
 
-    The queue's name is checked here. Since it holds no brace, nothing appended behind the hash
-    tag can turn a key into another one; so ids are taken as they are, also those of jobs that
-    chasquimq accepted and `check_job_id` would refuse.
+    The queue's name is checked here. It holds no brace, so nothing behind the hash tag can turn a
+    key into another one. Ids are taken as they are: chasquimq accepts some that `check_job_id`
+    refuses.
     """
 
     queue: str
@@ -71,7 +85,7 @@ class Keys:
     delayed: bytes = field(init=False, repr=False, compare=False)
     dlq: bytes = field(init=False, repr=False, compare=False)
     events: bytes = field(init=False, repr=False, compare=False)
-    #: Finished jobs with what they carried, where workers are asked to write it.
+    #: Finished jobs with their data, if workers are asked to write them.
     history: bytes = field(init=False, repr=False, compare=False)
     repeat: bytes = field(init=False, repr=False, compare=False)
     promoter_lock: bytes = field(init=False, repr=False, compare=False)
@@ -82,28 +96,15 @@ class Keys:
     wake: bytes = field(init=False, repr=False, compare=False)
     #: While this key exists, delayed jobs may have a trace.
     traces: bytes = field(init=False, repr=False, compare=False)
-    #: A hash of the queue's settings, and of who reads its logs.
+    #: A hash of the queue's settings, and of the readers of its logs.
     config: bytes = field(init=False, repr=False, compare=False)
     _prefix: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         prefix = b"{chasqui:%b}:" % check_queue_name(self.queue).encode()
-        for name, suffix in (
-            ("_prefix", b""),
-            ("stream", b"stream"),
-            ("delayed", b"delayed"),
-            ("dlq", b"dlq"),
-            ("events", b"events"),
-            ("history", b"history"),
-            ("repeat", b"repeat"),
-            ("promoter_lock", b"promoter:lock"),
-            ("scheduler_lock", b"scheduler:lock"),
-            ("paused", b"paused"),
-            ("wake", b"wake"),
-            ("traces", b"trace"),
-            ("config", b"config"),
-        ):
-            object.__setattr__(self, name, prefix + suffix)
+        for one in fields(self)[1:]:
+            suffix = _SUFFIXES.get(one.name, one.name).encode()
+            object.__setattr__(self, one.name, prefix + suffix)
 
     @property
     def pattern(self) -> bytes:
@@ -112,8 +113,8 @@ class Keys:
 
     @staticmethod
     def freed(lock: bytes) -> bytes:
-        """The key of the list that those who want a lock next sleep on; an element means that its
-        holder let go of it."""
+        """The key of the list on which processes wait for a lock; an element means that its holder
+        released it."""
         return lock + b":freed"
 
     def result(self, job_id: str) -> bytes:
@@ -136,12 +137,12 @@ class Keys:
         """The key of the trace that a delayed job belongs to."""
         return self.traces + b":" + job_id.encode()
 
-    def of_jobs(self, kinds: list[int], ids: list[str | None], *, is_traced: bool) -> list[bytes]:
-        """The keys of their own that new jobs of these kinds have, in the order in which the script
-        takes them."""
+    def of_jobs(self, flags: list[int], ids: list[str | None], *, is_traced: bool) -> list[bytes]:
+        """The keys that new jobs with these flags have of their own, in the order in which
+        add_mixed.lua takes them."""
         trace = self.trace("") if is_traced else None
         named = self.unique(""), self.dlid(""), self.result("")
-        return job_keys(kinds, ids, self.didx(""), trace, *named)
+        return job_keys(flags, ids, self.didx(""), trace, *named)
 
     def repeat_spec(self, spec_key: str) -> bytes:
         """The key of the hash that holds one repeat spec."""
@@ -152,12 +153,20 @@ class Keys:
         return b"%bapplied:%b:%d" % (self._prefix, producer_id.encode(), page)
 
     def flags(self, producer_id: str, chunk: int) -> bytes:
-        """The key of what a chunk of jobs with options was answered when it first came."""
+        """The key of the reply to a chunk of jobs with options when it first arrived; also that of
+        the reply to another numbered call."""
         return b"%bflags:%b:%d" % (self._prefix, producer_id.encode(), chunk)
 
+    def flow(self, flow_id: str) -> bytes:
+        """The key of the hash that says how far a flow is, and what comes next."""
+        return self._prefix + b"flow:" + flow_id.encode()
+
+    def flow_results(self, flow_id: str) -> bytes:
+        """The key of the hash of what a flow's chains returned."""
+        return self.flow(flow_id) + b":r"
+
     def spark(self, what: str) -> bytes:
-        """The key of something that a Spark job keeps with the queue: what it has staged, how far
-        it has published, who consumes."""
+        """The key of what a Spark job keeps with the queue: its stages, progress, driver."""
         return self._prefix + b"spark:" + what.encode()
 
 
@@ -176,12 +185,17 @@ def check_queue_name(name: object) -> str:
 def check_job_id(job_id: object) -> str:
     """The id itself, if a new job may carry it.
 
-    What is no string at all is a ValueError too, as in chasquimq.
+    A value that is no str is a ValueError too, as in chasquimq.
     """
     if not isinstance(job_id, str) or not job_id.strip():
         raise ValueError(f"job_id must be a non-empty, non-whitespace string, got {shown(job_id)}")
     if _BAD_IN_JOB_ID.search(job_id):
         raise ValueError(f"job_id must hold no braces or control characters, got {shown(job_id)}")
+    if job_id.startswith(STEP_MARK):
+        raise ValueError(
+            f"job_id must not begin with {STEP_MARK!r}, which marks the steps of flows, "
+            f"got {shown(job_id)}"
+        )
     if _utf8_size(job_id, "job_id") > MAX_JOB_ID_BYTES:
         raise ValueError(f"job_id takes more than {MAX_JOB_ID_BYTES} bytes of UTF-8")
     return str.__str__(job_id)  # of a StrEnum its text
@@ -206,6 +220,13 @@ def check_text(text: object, what: str) -> str:
     return text
 
 
+def check_ids(job_ids: Iterable[str]) -> list[str]:
+    """The ids as a list. Any text may be the id of a job that exists, since chasquimq takes any."""
+    if isinstance(job_ids, str | Mapping) or not isinstance(job_ids, Iterable):
+        raise TypeError(f"job_ids must be a list of ids, got {type(job_ids).__name__}")
+    return [check_text(job_id, f"job_ids[{i}]") for i, job_id in enumerate(job_ids)]
+
+
 def _utf8_size(text: str, what: str) -> int:
     try:
         return len(str.encode(text))
@@ -214,7 +235,7 @@ def _utf8_size(text: str, what: str) -> int:
 
 
 def shown(value: object) -> str:
-    """A short repr: what was refused may be long, and errors end up in logs."""
+    """A short repr: a refused value may be long, and errors end up in logs."""
     try:
         text = repr(value)
     except Exception:  # an int of thousands of digits has none

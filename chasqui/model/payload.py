@@ -1,12 +1,12 @@
-"""User data to bytes and back: msgpack, and only what comes back equal to what went in.
+"""User data to bytes and back: msgpack, and only values that come back equal.
 
-That is None, bool, int of 64 bits, float, str, bytes, list, and dict, nested up to `MAX_DEPTH`, and
-subclasses of these (StrEnum, defaultdict), which come back as the type they are made of. A tuple
-would come back as a list, a datetime not at all: they are refused where the job is added, with the
-place inside the value, and not where a worker trips over them.
+These are None, bool, int of 64 bits, float, str, bytes, list and dict, nested up to `MAX_DEPTH`,
+and subclasses of them (StrEnum, defaultdict), which come back as their base type. A tuple would
+come back as a list, and a datetime not at all. They are refused where the job is added, with the
+place inside the value, and not where a worker stumbles over them.
 
-The compiled core packs and unpacks, and stops at the first thing that it must refuse; the words
-for that are here.
+The compiled core packs and unpacks, and stops at the first value that it must refuse. The words of
+the error are made here.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ from chasqui.errors import PayloadError, PayloadTooLargeError
 
 #: The deepest nesting of lists and dicts.
 MAX_DEPTH: Final = 128
-#: The most that `decode` takes, as a worker takes no larger job unless told otherwise.
+#: The most that `decode` takes: workers take no larger job by default.
 MAX_BYTES: Final = 1 << 20
-#: What `encode` leaves for the envelope, which a worker counts too: it takes less than this.
+#: What `encode` leaves for the envelope, which is smaller than this: workers count it too.
 ENVELOPE_ROOM: Final = 512
 
 
@@ -35,8 +35,8 @@ def encode(
 ) -> bytes:
     """The value as msgpack bytes.
 
-    Raises TypeError for a type that does not come back as it went in, PayloadError for a value
-    that msgpack cannot hold, PayloadTooLargeError as soon as it passes `max_bytes`. Messages name
+    Raises TypeError for a type that does not come back equal, PayloadError for a value that
+    msgpack cannot hold, PayloadTooLargeError as soon as the bytes pass `max_bytes`. Messages name
     the place inside the value, which they call `root`; they never show the data.
     """
     try:
@@ -48,9 +48,9 @@ def encode(
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
     """The value in msgpack bytes; PayloadError if they are anything but one whole value.
 
-    Lengths and nesting are checked before anything is built, so that memory goes by what was
-    sent and not by what a header claims. Ext types are refused, and keys that are neither str
-    nor bytes.
+    Lengths and nesting are checked before anything is built: memory grows with the bytes that are
+    there, not with the length that a header claims. Ext types are refused, and keys that are
+    neither str nor bytes.
     """
     if len(data) > max_bytes:
         raise PayloadTooLargeError(len(data), max_bytes)
@@ -75,7 +75,7 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def _refusal(refused: Refused, root: str, max_bytes: int) -> Exception:
-    """The error for what the core came upon."""
+    """The error for a value that the core refused."""
     place = _place(root, refused.path)
     if refused.why == "size":
         what = f"the payload up to {place}" if refused.path else "the payload"
@@ -113,15 +113,12 @@ def _instead(value: object) -> str:
 
 
 def _type_name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return module + kind.__qualname__
 
 
 def _place(root: str, path: Sequence[object]) -> str:
-    """The place as Python would write it: `data["items"][2]`, its middle left out if it is long."""
+    """The place as Python writes it, `data["items"][2]`, without its middle if it is long."""
     steps = [f"[{_key_text(key)}]" for key in path]
     if len(steps) > 10:
         steps[5:-5] = [f"[...{len(steps) - 10} more...]"]

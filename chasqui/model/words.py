@@ -1,10 +1,9 @@
-"""Numbers and names as log lines, errors and commands say them."""
+"""Numbers and names in the words of log lines, errors and commands."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-#: How many of many are named.
+#: How many names of a long list are shown.
 NAMED: Final = 5
 
 
@@ -22,12 +21,14 @@ def some(names: Sequence[str]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """Those names that somebody who wrote this one may have meant."""
+    """The names that a mistyped one may stand for."""
+    import difflib  # here: only errors need it
+
     return difflib.get_close_matches(name, list(names), n=3)
 
 
 def meant(names: Sequence[str]) -> str:
-    """The end of a sentence: whether it is one of these; empty if there is none."""
+    """The end of a sentence that asks whether it is one of these; empty if there is none."""
     return f": is it {' or '.join(names)}?" if names else ""
 
 

@@ -1,6 +1,6 @@
-"""What a caller says about jobs, checked and turned into a batch. Nothing is sent from here.
+"""The options of new jobs, checked and turned into `NewJobs`. Nothing is sent from here.
 
-Errors name the argument, and in bulk the index of the entry: one bad entry, and nothing is sent.
+Errors name the argument, and in bulk the index of the job: one bad job, and nothing is sent.
 """
 
 import math
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Required, TypeAlias, TypedDict
 
-from chasqui import payload
 from chasqui._core.backoff import MAX_DELAY_MS
 from chasqui._core.envelope import encode_retry
 from chasqui._core.options import DELAYED, RELATIVE, UNIQUE, read_options
 from chasqui._core.payload import pack_rows
-from chasqui.adding import Batch
 from chasqui.errors import PayloadError, PayloadTooLargeError
+from chasqui.model import payload
 from chasqui.model.job import BackoffSpec, MissedFiresPolicy, RepeatPattern
 from chasqui.model.keys import check_job_id, check_job_name, shown
+from chasqui.producing.new_jobs import NewJobs
 
-#: The longest delay that is taken unless the queue says otherwise; 0 takes any.
+#: The longest delay unless the queue says otherwise; 0 allows any.
 MAX_DELAY_S: Final = 30 * 86_400
 
 BackoffLike: TypeAlias = BackoffSpec | int | Mapping[str, Any]
@@ -27,20 +27,21 @@ DelayMsLike: TypeAlias = int | float | datetime
 RepeatLike: TypeAlias = RepeatPattern | Mapping[str, Any]
 MissedFiresLike: TypeAlias = MissedFiresPolicy | Mapping[str, Any]
 
-#: What was encoded before, by the attempts and the address of what says the backoff; that is kept
-#: with it, so that no other gets its address.
+#: Encoded retries, by the attempts and the address of the backoff. The backoff is kept with its
+#: retry, so that no other object gets its address.
 _Encoded: TypeAlias = dict[tuple[int | None, int], tuple[bytes | None, object]]
 
 _MAX_ATTEMPTS = 2**32 - 1
-_MAX_BYTES = payload.MAX_BYTES - payload.ENVELOPE_ROOM
+#: The longest payload.
+MAX_BYTES: Final = payload.MAX_BYTES - payload.ENVELOPE_ROOM
 
 _OPTIONS = frozenset(
     ("name", "data", "delay_ms", "delay", "attempts", "backoff", "job_id", "repeat", "missed_fires")
 )
 
 
-class JobEntry(TypedDict, total=False):
-    """One entry of `add_bulk`: name and data, and options of `add`."""
+class JobDict(TypedDict, total=False):
+    """One job of `add_bulk`: name and data, and options of `add`."""
 
     name: Required[str]
     data: Required[Any]
@@ -51,116 +52,125 @@ class JobEntry(TypedDict, total=False):
     job_id: str | None
 
 
-def single(
+def one(
     name: str,
     data: object,
-    *,
     delay_ms: DelayMsLike | None = None,
     delay: timedelta | None = None,
     attempts: int | None = None,
     backoff: BackoffLike | None = None,
     job_id: str | None = None,
     max_delay_s: int = MAX_DELAY_S,
-) -> Batch:
-    """A batch of one job."""
+) -> NewJobs:
+    """One job to add."""
     name = check_job_name(name)
-    kind, due = due_of(delay_ms, delay, max_delay_s)
+    due = due_of(delay_ms, delay, max_delay_s)
     if job_id is not None:
         job_id = check_job_id(job_id)
-        kind |= UNIQUE
     retry = retry_of(attempts, backoff)
-    encoded = payload.encode(data)
-    return Batch(
-        [encoded],
+    jobs = alike([payload.encode(data)], name, due, retry, job_id)
+    jobs.data = [data]
+    return jobs
+
+
+def alike(
+    payloads: list[bytes], name: str, due: tuple[int, int], retry: bytes | None, job_id: str | None
+) -> NewJobs:
+    """Jobs with the same options, checked; `due` is what `due_of` gives, and an id is for one."""
+    count = len(payloads)
+    flags, due_ms = due
+    ids: list[str | None] | None = None
+    if job_id is not None:
+        ids, flags = [job_id], flags | UNIQUE
+    return NewJobs(
+        payloads,
         name,
-        None if job_id is None else [job_id],
-        None if retry is None else [retry],
-        [kind] if kind else None,
-        [due] if kind else None,
-        [data],
+        ids,
+        None if retry is None else [retry] * count,
+        [flags] * count if flags else None,
+        [due_ms] * count if flags else None,
     )
 
 
-def bulk(
-    entries: Sequence[Mapping[str, Any]],
+def many(
+    job_dicts: Sequence[Mapping[str, Any]],
     max_delay_s: int = MAX_DELAY_S,
     *,
     unique_for: float | None = None,
-) -> Batch:
-    """A batch of many jobs; only those with options cost more than their payload."""
-    if type(entries) is not list and (
-        isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Sequence)
+) -> NewJobs:
+    """Many jobs to add; only those with options cost more than their payload."""
+    if type(job_dicts) is not list and (
+        isinstance(job_dicts, Mapping | str | bytes) or not isinstance(job_dicts, Sequence)
     ):
-        raise TypeError(f"jobs must be a list of dicts, got {type(entries).__name__}")
+        raise TypeError(f"jobs must be a list of dicts, got {type(job_dicts).__name__}")
     payloads: list[bytes] = []
     names: list[str] = []
     given: list[Any] = []
     special: list[int] = []
-    entries = list(entries)  # as they are now, each read once
-    i, total = 0, len(entries)
-    while (i := pack_rows(entries, i, _MAX_BYTES, payloads, names, given, special)) < total:
-        entry = entries[i]
-        if not isinstance(entry, Mapping):
-            raise TypeError(f"jobs[{i}] must be a dict, got {type(entry).__name__}")
+    rows = list(job_dicts)  # as they are now, each read once
+    i, total = 0, len(rows)
+    while (i := pack_rows(rows, i, MAX_BYTES, payloads, names, given, special)) < total:
+        row = rows[i]
+        if not isinstance(row, Mapping):
+            raise TypeError(f"jobs[{i}] must be a dict, got {type(row).__name__}")
         try:
-            names.append(check_job_name(entry["name"]))
-            data = entry["data"]
+            names.append(check_job_name(row["name"]))
+            data = row["data"]
             payloads.append(payload.encode(data))
             given.append(data)
         except Exception as error:
             raise _at(i, error) from None
-        if len(entry) != 2:
+        if len(row) != 2:
             special.append(i)
         i += 1
-    batch = Batch(payloads, names, data=given)
+    jobs = NewJobs(payloads, names, data=given)
     if special:
-        _take_options(batch, entries, special, max_delay_s)
-    if unique_for is not None and total and not any(batch.ids or ()):
+        _take_options(jobs, rows, special, max_delay_s)
+    if unique_for is not None and total and not any(jobs.ids or ()):
         raise ValueError("unique_for is only meaningful with `job_id`, which no entry has")
-    return batch
+    return jobs
 
 
 def _take_options(
-    batch: Batch, entries: list[Mapping[str, Any]], special: list[int], max_delay_s: int
+    jobs: NewJobs, rows: list[Mapping[str, Any]], special: list[int], max_delay_s: int
 ) -> None:
-    total = len(batch.payloads)
+    """Read the options of the rows at the indexes `special`; the core reads those in plain form."""
+    total = len(rows)
     ids: list[str | None] = [None] * total
     retries: list[bytes | None] = [None] * total
-    kinds, dues = [0] * total, [0] * total
+    flags, due_ms = [0] * total, [0] * total
     encoded: _Encoded = {}
     ahead_ms = _most_ahead_ms(max_delay_s)
     at, count = 0, len(special)
     while at < count:
         i = special[at]
         try:
-            ids[i], retries[i], kinds[i], dues[i] = _options_of(entries[i], max_delay_s, encoded)
+            ids[i], retries[i], flags[i], due_ms[i] = _options_of(rows[i], max_delay_s, encoded)
         except Exception as error:
             raise _at(i, error) from None
-        at = read_options(entries, special, at + 1, ahead_ms, encoded, ids, retries, kinds, dues)
+        at = read_options(rows, special, at + 1, ahead_ms, encoded, ids, retries, flags, due_ms)
     if any(retries):
-        batch.retries = retries
-    if any(kinds):
-        batch.ids, batch.kinds, batch.dues = ids, kinds, dues
+        jobs.retries = retries
+    if any(flags):
+        jobs.ids, jobs.flags, jobs.due_ms = ids, flags, due_ms
 
 
 def _options_of(
-    entry: Mapping[str, Any],
-    max_delay_s: int,
-    encoded: _Encoded,
+    row: Mapping[str, Any], max_delay_s: int, encoded: _Encoded
 ) -> tuple[str | None, bytes | None, int, int]:
-    """What one entry says: id, retry, kind and due time."""
-    get = entry.get
-    if not entry.keys() <= _OPTIONS:
-        unknown = next(option for option in entry if option not in _OPTIONS)
+    """The options of one row: id, retry, flags and due time."""
+    get = row.get
+    if not row.keys() <= _OPTIONS:
+        unknown = next(option for option in row if option not in _OPTIONS)
         raise ValueError(f"unknown option {unknown!r}")
     if get("repeat") is not None or get("missed_fires") is not None:
         raise ValueError("repeat is not taken in bulk; call upsert_repeatable_job")
-    kind = due = 0
+    flags = due_ms = 0
     if (delay_ms := get("delay_ms")) is not None or get("delay") is not None:
-        kind, due = due_of(delay_ms, get("delay"), max_delay_s)
+        flags, due_ms = due_of(delay_ms, get("delay"), max_delay_s)
     if (job_id := get("job_id")) is not None:
         job_id = check_job_id(job_id)
-        kind |= UNIQUE
+        flags |= UNIQUE
     attempts, backoff = get("attempts"), get("backoff")
     if attempts is not None and type(attempts) is not int:
         retry = retry_of(attempts, backoff)
@@ -169,11 +179,11 @@ def _options_of(
     else:
         retry = retry_of(attempts, backoff)
         encoded[attempts, id(backoff)] = retry, backoff
-    return job_id, retry, kind, due
+    return job_id, retry, flags, due_ms
 
 
 def refuse_unrepeated(delay_ms: object, delay: object, unique_for: object) -> None:
-    """Refuse what says nothing about a job that repeats."""
+    """Refuse options that mean nothing for a job that repeats."""
     for name, value in (("delay_ms", delay_ms), ("delay", delay), ("unique_for", unique_for)):
         if value is not None:
             raise ValueError(
@@ -182,7 +192,7 @@ def refuse_unrepeated(delay_ms: object, delay: object, unique_for: object) -> No
 
 
 def refuse_useless(missed_fires: object, unique_for: object, job_id: object) -> None:
-    """Refuse what says nothing about a job that runs once."""
+    """Refuse options that mean nothing for a job that runs once."""
     if missed_fires is not None:
         raise ValueError(
             "missed_fires is only meaningful with `repeat`; pass "
@@ -205,12 +215,12 @@ def new_due(delay_ms: object, delay: object, max_delay_s: int) -> tuple[int, boo
     """The new due time of a delayed job, and whether it counts from now. 0 and the past are now."""
     if delay_ms is None and delay is None:
         raise ValueError("reschedule needs delay_ms or delay")
-    kind, due = due_of(delay_ms, delay, max_delay_s)
-    return due, kind == 0 or bool(kind & RELATIVE)
+    flags, due_ms = due_of(delay_ms, delay, max_delay_s)
+    return due_ms, flags == 0 or bool(flags & RELATIVE)
 
 
 def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> tuple[int, int]:
-    """What a delay means: the job's kind and its due time; (0, 0) for now."""
+    """The flags and the due time that a delay comes to; (0, 0) for now."""
     if delay is not None:
         if delay_ms is not None:
             raise ValueError(
@@ -242,8 +252,8 @@ def due_of(delay_ms: object, delay: object, max_delay_s: int = MAX_DELAY_S) -> t
 
 
 def due_at(when_ms: int, max_delay_s: int) -> tuple[int, int]:
-    """The same for a moment in unix milliseconds. The past is now; what is past, the server's clock
-    decides."""
+    """The same for a moment in unix milliseconds. The past is now; the server's clock decides what
+    is past."""
     _check_ahead(when_ms - time.time_ns() // 1_000_000, max_delay_s)
     return (DELAYED, when_ms) if when_ms > 0 else (0, 0)
 
@@ -288,15 +298,16 @@ def retry_of(attempts: object, backoff: BackoffLike | None) -> bytes | None:
 
 
 def _at(index: int, error: Exception) -> Exception:
-    """The same error, saying which entry it is about."""
+    return with_place(f"jobs[{index}]", error)
+
+
+def with_place(place: str, error: Exception) -> Exception:
+    """The same error, with the place of the job that it is about."""
     if isinstance(error, KeyError):
-        return ValueError(f"jobs[{index}]: {error} is missing")
-    if isinstance(error, TypeError):
-        return TypeError(f"jobs[{index}]: {error}")
+        return ValueError(f"{place}: {error} is missing")
     if isinstance(error, PayloadTooLargeError):
-        return PayloadTooLargeError(error.size, error.limit, f"jobs[{index}]: {error.args[2]}")
-    if isinstance(error, PayloadError):
-        return PayloadError(f"jobs[{index}]: {error}")
-    if isinstance(error, ValueError):
-        return ValueError(f"jobs[{index}]: {error}")
+        return PayloadTooLargeError(error.size, error.limit, f"{place}: {error.args[2]}")
+    for kind in (TypeError, PayloadError, ValueError):
+        if isinstance(error, kind):
+            return kind(f"{place}: {error}")
     return error

@@ -1,7 +1,7 @@
 """Durable adds share their waits, on a connection of their own.
 
-While the server waits for the disk or a replica it does nothing else for that link. So nothing but
-durable adds goes over it, and what comes while a wait is out shares the next one.
+While the server waits for the disk or a replica, it does nothing else for that link. So only
+durable adds go over it, and those that come during a wait share the next one.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ import os
 import threading
 from typing import Any
 
-from chasqui.blocking import INTERRUPTED, BlockingConnection
-from chasqui.transport.connection import Connection
-from chasqui.producing.durable import DurableRequest, replies_for_each, with_wait
 from chasqui.errors import ChasquiError, OutcomeUnknownError
+from chasqui.producing.durable import DurableRequest, replies_for_each, with_wait
+from chasqui.transport.blocking import INTERRUPTED, BlockingConnection
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Request
 
 # ── On asyncio ──────────────────────────────────────────────────────────────────────────────────
@@ -34,11 +34,11 @@ class DurableConnection(Connection):
         self._next.append((request, future))
         if not self._is_waiting:
             self._is_waiting = True
-            loop.call_soon(self._wait)  # those of this turn go together
+            loop.call_soon(self._wait)  # the adds of this turn go together
         return future
 
     def _wait(self) -> None:
-        """Send what has come; its reply sends what comes until then."""
+        """Send the adds that have come. The reply will send those that come meanwhile."""
         taken = [(request, future) for request, future in self._next if not future.done()]
         self._next = []
         self._is_waiting = bool(taken)
@@ -52,7 +52,7 @@ class DurableConnection(Connection):
 
 
 class _Shared:
-    """The outcome of a wait, for all that share it."""
+    """The outcome of a wait, for all adds that share it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _Shared:
         self._whole = whole
 
     def done(self) -> bool:
-        return False  # whoever has gone: the next wait begins when this one is over
+        return False  # even if all callers were cancelled: its reply begins the next wait
 
     def set_result(self, replies: list[Any], /) -> None:
         for (request, future), own in zip(self._taken, replies_for_each(replies), strict=True):
@@ -85,7 +85,7 @@ class _Shared:
 
 
 class BlockingDurableConnection(BlockingConnection):
-    """The same for threads: who waits, waits for all that came before it could."""
+    """The same for threads: the thread that holds the lock waits on behalf of every queued add."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -103,14 +103,14 @@ class BlockingDurableConnection(BlockingConnection):
                 if request.outcome is None:
                     if line.is_busy:
                         raise RuntimeError(INTERRUPTED)
-                    if request not in line.next:  # somebody took it, and nobody can tell more
+                    if request not in line.next:  # another thread took it, and left no outcome
                         raise OutcomeUnknownError(
                             "the thread that waited for all was interrupted: "
                             "the job may or may not have been added"
                         )
                     self._wait(line)
         except BaseException:
-            if request in line.next:  # not sent yet: nobody is to send it later
+            if request in line.next:  # not sent yet: no other thread may send it later
                 line.next.remove(request)
             raise
         if isinstance(request.outcome, BaseException):
@@ -118,8 +118,8 @@ class BlockingDurableConnection(BlockingConnection):
         return request.outcome
 
     def _wait(self, line: "_Line") -> None:
-        """Send what has come. An exception that is not about the server is a signal handler's, and
-        this thread's alone; the others find that they were taken and not answered."""
+        """Send the adds that have come. An exception that is not about the server comes from a
+        signal handler and is this thread's alone; the others find their adds without outcome."""
         taken: list[DurableRequest] = []
         try:
             line.is_busy = True
@@ -137,10 +137,10 @@ class BlockingDurableConnection(BlockingConnection):
 
 
 class _Line:
-    """Durable requests of one process."""
+    """The durable adds of one process."""
 
     def __init__(self) -> None:
-        #: As that of a connection's side.
+        #: Reentrant, so that a signal handler that adds is told instead of blocked.
         self.lock = threading.RLock()
         self.is_busy = False
         self.next: list[DurableRequest] = []

@@ -1,8 +1,8 @@
-"""The Lua transitions in lua/, loaded once; each file's header says what its script does."""
+"""Loads Lua transitions from lua/ and makes the requests that run them."""
 
 import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 from chasqui._core.buffer import CommandBuffer
@@ -10,43 +10,17 @@ from chasqui._core.command import evalsha
 from chasqui._core.reply import Builder
 from chasqui.transport.request import Effect, Request, Script
 
+#: How long the server keeps the reply to a call for a repeat of it: a key each, so not for longer.
+REPLY_TTL_S: Final = 600
+_LUA: Final = Path(__file__).with_name("lua")
+
 
 def load(name: str, *before: str) -> Script:
     """The script of lua/<name>.lua, behind the functions of those that it needs."""
-    folder = files("chasqui").joinpath("lua")
-    source = b"".join(folder.joinpath(f"{part}.lua").read_bytes() for part in (*before, name))
+    source = b"".join((_LUA / f"{part}.lua").read_bytes() for part in (*before, name))
     # The name Redis gives a script; nothing is protected by it.
     sha = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
     return Script(name, source, sha)
-
-
-ACK: Final = load("ack", "owned")
-ADD: Final = load("add")
-ADD_MIXED: Final = load("add_mixed")
-BURY: Final = load("bury", "owned")
-CANCEL: Final = load("cancel")
-COMPLETE: Final = load("complete", "owned")
-COUNTS: Final = load("counts")
-DELETE_DEAD: Final = load("delete_dead")
-DRAIN: Final = load("drain")
-FIRE: Final = load("fire")
-JOIN: Final = load("join")
-LEASE_RELEASE: Final = load("lease_release")
-LEASE_TAKE: Final = load("lease_take")
-LEAVE: Final = load("leave")
-PROMOTE: Final = load("promote", "envelope")
-READER: Final = load("reader")
-RECLAIM: Final = load("reclaim")
-RECOVER: Final = load("recover")
-RELEASE: Final = load("release", "owned")
-REMOVE_REPEAT: Final = load("remove_repeat")
-RENEW: Final = load("renew", "owned")
-REPLAY: Final = load("replay")
-RESCHEDULE: Final = load("reschedule")
-RETRY: Final = load("retry", "owned")
-SWEEP: Final = load("sweep")
-TRIM: Final = load("trim")
-UPSERT_REPEAT: Final = load("upsert_repeat")
 
 
 def call(
@@ -62,3 +36,8 @@ def call(
     buffer = CommandBuffer()
     evalsha(buffer, script.sha, keys, arguments)
     return Request(bytes(buffer), effect, script=script, builder=builder, **options)
+
+
+def or_empty(value: int | None) -> int | str:
+    """How a script takes a number that may be missing."""
+    return "" if value is None else value

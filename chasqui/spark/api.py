@@ -1,30 +1,28 @@
-"""What one does to queues from a DataFrame: read, enqueue, replay, look up results."""
+"""What you do with queues and DataFrames: read, follow, enqueue, replay, look up results."""
 
 import contextlib
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from chasqui import dlq
 from chasqui.errors import ChasquiError
+from chasqui.managing import dlq
+from chasqui.managing.dead_jobs import Selection
 from chasqui.model.keys import Keys
-from chasqui.plans import Plans
+from chasqui.producing.operations import QueueOperations
+from chasqui.spark.connections import CHUNK, connected
+from chasqui.spark.options import OptionError, Options, as_text
 from chasqui.spark.reading.batch import fetch_results
-from chasqui.spark.connections import connected
-from chasqui.spark.options import OptionError, Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from chasqui.spark.writing.writers import BatchWriter, Enqueued
     from chasqui.spark.writing.tasks import Written
     from chasqui.spark.writing.transaction import Step
-
-#: Jobs that one script call moves.
-CHUNK: Final = 250
+    from chasqui.spark.writing.writers import BatchWriter, Enqueued
 
 
 def read(
@@ -45,9 +43,7 @@ def _loaded(reader: Any, table: str, queue: str | None, options: dict[str, Any])
     from chasqui.spark.schemas import columns_of
 
     columns = options.pop("columns", None)
-    given = {name: _text(value) for name, value in options.items() if value is not None}
-    if queue is not None:
-        given["queue"] = queue
+    given = as_text({**options, "queue": queue})
     if columns is not None:
         every = columns_of(Options.parse({"table": table, **given}, "rs"))
         if missing := [name for name in columns if name not in every]:
@@ -63,17 +59,15 @@ def enqueue(
     on_progress: "Callable[[Step], None] | None" = None,
     **options: Any,
 ) -> "Enqueued":
-    """Add every row as a job, exactly once unless `delivery` says otherwise; what was done.
+    """Add every row as a job, exactly once unless `delivery` says otherwise; what this call did.
 
-    With `txnAppId` a write that is done already is not read again, and one that an earlier run left
-    half done is finished. Tasks run in Spark; what they staged is published from here, and
-    `on_progress` is told how far that is.
+    With `txnAppId`, a write that is done is not read again, and one that an earlier run left half
+    done is finished. Tasks in Spark stage the rows; this process publishes them, and calls
+    `on_progress` with how many are published.
     """
     from chasqui.spark.writing.writers import BatchWriter, finish_earlier
 
-    given = {name: _text(value) for name, value in options.items() if value is not None}
-    if queue is not None:
-        given["queue"] = queue
+    given = as_text({**options, "queue": queue})
     checked = Options.parse(given, "w")
     writer = BatchWriter(checked, df.schema)
     if (done := finish_earlier(checked, on_progress)) is not None:
@@ -81,7 +75,7 @@ def enqueue(
     try:
         messages = _written(df, writer)
     except BaseException:
-        with contextlib.suppress(ChasquiError, OSError):  # what went wrong first is what is told
+        with contextlib.suppress(ChasquiError, OSError):  # the first error is the one to raise
             writer.abandon()
         raise
     try:
@@ -113,21 +107,21 @@ def replay(
 ) -> int:
     """Move the dead jobs of a dlq table back into their queues; how many were, or would be.
 
-    Nothing is moved unless `dry_run=False`. A job that somebody else replays meanwhile is moved
-    once. `options` are those that name the server.
+    Nothing is moved unless `dry_run=False`. A job that another call replays at the same time is
+    moved once. `options` are those that name the server.
     """
     chosen = df.select("queue", "entry_id").dropna().distinct()
     if limit is not None:
         chosen = chosen.orderBy("queue", "entry_id").limit(limit)
     if dry_run:
         return int(chosen.count())
-    checked = of_server(options)
+    checked = Options.of_server(options)
     moved = 0
     started_s = time.monotonic()
     for queue, ids in _chunks(chosen.orderBy("queue").toLocalIterator()):
         with connected(checked, queue) as connection:
-            plans, selection = Plans(Keys(queue)), dlq.Selection(ids=ids)
-            moved += connection.run(dlq.replay(plans, len(ids), selection))
+            operations, selection = QueueOperations(Keys(queue)), Selection(ids=ids)
+            moved += connection.run(dlq.replay(operations, len(ids), selection))
         if per_second is not None:
             due_s = started_s + moved / per_second
             time.sleep(max(0.0, due_s - time.monotonic()))
@@ -148,9 +142,9 @@ def _chunks(rows: Iterator[Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def with_results(df: "DataFrame", queue: str | None = None, **options: Any) -> "DataFrame":
-    """The rows with what their jobs returned, as JSON text in the column `result`.
+    """The rows with the results of their jobs, as JSON text in the column `result`.
 
-    Asks for the results of these jobs only; without `queue` each row names its own.
+    Reads the results of these jobs only. Without `queue`, the column `queue` names each job's.
     """
     import json
 
@@ -159,7 +153,7 @@ def with_results(df: "DataFrame", queue: str | None = None, **options: Any) -> "
     from chasqui.model.payload import decode
     from chasqui.spark.schemas import arrow_schema
 
-    checked = of_server(options)
+    checked = Options.of_server(options)
     schema = StructType([*df.schema.fields, StructField("result", StringType())])
     arrow = arrow_schema(schema)
 
@@ -175,9 +169,8 @@ def with_results(df: "DataFrame", queue: str | None = None, **options: Any) -> "
                     if job_id and name == one
                 ]
                 with connected(checked, one) as connection:
-                    for start in range(0, len(wanted), 500):
-                        part = wanted[start : start + 500]
-                        for job_id, value, _ in fetch_results(connection, Keys(one), part):
+                    for page in fetch_results(connection, Keys(one), wanted):
+                        for job_id, value, _ in page:
                             text = json.dumps(decode(value), ensure_ascii=False, default=str)
                             found[one, job_id.decode()] = text
             values = [found.get((n, i)) for n, i in zip(queues, ids, strict=True)]
@@ -188,13 +181,3 @@ def with_results(df: "DataFrame", queue: str | None = None, **options: Any) -> "
             )  # fmt: skip
 
     return df.mapInArrow(look_up, schema)
-
-
-def of_server(options: dict[str, Any]) -> Options:
-    """Options that name a server, for functions that take their queues from rows."""
-    given = {name: _text(value) for name, value in options.items() if value is not None}
-    return Options.parse({"queue": "any", **given}, "rs")
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,15 +1,19 @@
-"""Connections of Spark's processes: opened where they are used, never pickled."""
+"""Connections of Spark's processes: opened where they are used, never pickled; and which queues."""
 
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Final
 
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
 from chasqui.errors import NotSupportedError
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect, Plan, commands
 from chasqui.spark.options import OptionError, Options
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, Plan, commands
+
+#: Jobs in one script call: about a millisecond of the server's time.
+CHUNK: Final = 250
 
 
 @contextlib.contextmanager
@@ -54,7 +58,7 @@ _KEY = re.compile(rb"\{chasqui:([^}]+)\}:(?:stream|events|dlq|delayed|history)")
 
 
 def queues_of(options: Options) -> tuple[str, ...]:
-    """The queues that are meant, those of a pattern looked up now."""
+    """The queues that the options name; those of a pattern are looked up now."""
     if options.queue:
         return options.queue
     if options.endpoint().kind == "cluster":
@@ -81,7 +85,7 @@ def _find_queues() -> Plan[set[str]]:
 
 
 def check_queues(options: Options, queues: tuple[str, ...]) -> None:
-    """Refuse a queue that was never heard of: a misspelt name would read as an empty table."""
+    """Refuse a queue that has no keys: a misspelt name would read as an empty table."""
     for queue in queues:
         keys = Keys(queue)
         with connected(options, queue) as connection:
@@ -102,7 +106,7 @@ def check_queues(options: Options, queues: tuple[str, ...]) -> None:
 
 
 def check_history(options: Options, queues: tuple[str, ...] = ()) -> None:
-    """Refuse a history that nobody writes: it would read as an empty table."""
+    """Refuse a history that no worker writes: it would read as an empty table."""
     if options.table != "history":
         return
     for queue in queues or queues_of(options):

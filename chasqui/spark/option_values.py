@@ -1,5 +1,4 @@
-"""How the values of options read: each function takes text, and raises ValueError with what it must
-be if it is not that."""
+"""Parsers of option values: each takes text, and raises ValueError that says what it must be."""
 
 import json
 import re
@@ -20,7 +19,7 @@ def text(value: str) -> str | None:
 
 
 def label(value: str) -> str | None:
-    """A name that becomes part of a key, and of a list of them."""
+    """A name that becomes part of a key."""
     text(value)
     if len(value) > 200 or not value.isprintable():
         raise ValueError("must be at most 200 characters, without line breaks and the like")
@@ -107,8 +106,8 @@ def url(value: str) -> str | None:
     has_login = endpoint.sentinel_username or endpoint.sentinel_password
     if has_login or "@" in urlsplit(value).netloc:
         raise ValueError(
-            "must hold no user or password, for Spark writes options into plans and logs: put "
-            "the URL into an environment variable and name that one with urlEnv"
+            "must hold no user or password, because Spark writes options into plans and logs: "
+            "put the URL into an environment variable and name that one with urlEnv"
         )
     if value.startswith("embedded"):
         raise ValueError("must name a server that executors can reach, and got embedded://")

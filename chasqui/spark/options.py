@@ -1,8 +1,8 @@
 """The options of the format `chasqui`: one table, checked on the driver before a job starts.
 
-Spark hands options over as text with keys in any case; whoever holds an `Options` holds checked
-ones. The fields below are the table: their names in camelCase are the options' names, and
-docs/spark.md lists them from here.
+Spark passes options as text, with keys in any case; those in an `Options` are checked. The fields
+below are the table: their names in camelCase are the options' names, and docs/spark.md lists them
+from here.
 """
 
 import dataclasses
@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from chasqui.managing.retention import check_reader
 from chasqui.model.config import DEFAULT_URL, Endpoint
 from chasqui.model.keys import DEFAULT_GROUP
-from chasqui.managing.retention import check_reader
-from chasqui.spark.payload_schema import schema_text
 from chasqui.spark.option_values import (
     flag,
     label,
@@ -31,13 +30,14 @@ from chasqui.spark.option_values import (
     text,
     url,
 )
+from chasqui.spark.payload_schema import schema_text
 
 T = TypeVar("T")
 
 TABLES: Final = ("jobs", "events", "dlq", "history", "delayed", "results", "queues")
-#: Streams that nothing leaves but at their head, when they are trimmed: losses can be counted.
+#: Streams that lose entries only at their head, by trimming: losses can be counted.
 LOGS: Final = ("events", "history")
-#: Append-only, so that they can be followed by id.
+#: Append-only, so they can be followed by id.
 TAIL_TABLES: Final = (*LOGS, "dlq")
 
 #: What Spark itself puts among the options of a source or sink.
@@ -46,7 +46,7 @@ _ALIASES = {"subscribe": "queue", "path": "queue"}
 
 
 class OptionError(ValueError):
-    """An option that cannot be taken; the text is one sentence that names it."""
+    """An option that is refused; the text is one sentence that names it."""
 
 
 def option(default: T, parse: Callable[[str], T], uses: str, meaning: str) -> T:
@@ -95,7 +95,7 @@ class Options:
         flag,
         "s",
         "Of a consuming query: write the lifecycle events that a worker would, for rollups and for "
-        "those who wait for a job.",
+        "programs that wait for a job.",
     )
     on_corrupt: str = option(
         "dlq",
@@ -127,15 +127,15 @@ class Options:
         0.5,
         share,
         "rs",
-        "How much of the server's time one task takes, for live workers want some too: behind "
-        "each page it rests for the remainder. 1 is full speed.",
+        "How much of the server's time one task takes; after each page it rests, to leave the "
+        "remainder to live workers. 1 is full speed.",
     )
     fetch_count: int = option(
         0,
         number(1, 100_000),
         "rs",
-        "The most entries in a page, which holds up live workers for its length; of large ones "
-        "it has fewer. Default 250, and 1000 at full speed.",
+        "The most entries in a page; live workers wait while one is read, so large entries make "
+        "it shorter. Default 250, and 1000 at full speed.",
     )
     max_read_rows_per_second: int = option(
         0, number(0), "rs", "The most rows that one task reads in a second; 0 is no limit."
@@ -154,7 +154,7 @@ class Options:
         "not read are not trimmed, up to readerHold.",
     )
     reader_hold: int = option(
-        1_000_000, number(1), "s", "The most entries that the stream may have for its sake."
+        1_000_000, number(1), "s", "The most entries that the stream keeps for this reader."
     )
     reader_lease: float = option(
         60.0, seconds, "s", "How long entries are held for a reader that ended or died."
@@ -229,8 +229,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], use: str) -> "Options":
-        """The options that Spark hands over. `use`: r, s or w, as in the table, or rs while it is
-        not known which of them."""
+        """The options that Spark passes. `use`: r, s or w, as in the table, or rs for any read."""
         values: dict[str, Any] = {}
         for key, value in given.items():
             name = key.lower()
@@ -250,11 +249,25 @@ class Options:
         options = cls(**values)
         return _checked(options, use, values)
 
+    @classmethod
+    def of_server(cls, given: Mapping[str, Any]) -> "Options":
+        """Options that name a server, for functions that take their queues from rows."""
+        return cls.parse({"queue": "any", **as_text(given)}, "rs")
+
     def endpoint(self) -> Endpoint:
-        """The server. Read anew wherever it is needed: secrets stay in the environment."""
+        """The server. Read again wherever it is needed, so that secrets stay in the environment."""
         if self.url_env is not None:
             return Endpoint.parse(_from_environment(self.url_env))
         return Endpoint.parse(self.url or DEFAULT_URL)
+
+
+def as_text(given: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark passes them, without those that are None."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 _USES = {"r": "batch reads", "s": "streaming reads", "rs": "reads", "w": "writes"}
@@ -289,7 +302,7 @@ def _from_environment(variable: str) -> str:
 
 
 def _checked(options: Options, use: str, given: Mapping[str, Any]) -> Options:
-    """The options with what depends on others filled in."""
+    """The options, with defaults filled in that depend on other options."""
     if options.url is not None and options.url_env is not None:
         raise OptionError("give either url or urlEnv, not both")
     options.endpoint()

@@ -1,7 +1,7 @@
-"""The DDL of payloadSchema, looked over before Spark parses it.
+"""The DDL of payloadSchema, checked before Spark parses it.
 
-Spark sees it inside the schema of a whole table, so its own error speaks of columns and positions
-that nobody has written. This finds the common mistakes; whatever it lets pass, Spark judges.
+Spark sees it inside the schema of a whole table, so Spark's error names columns and positions that
+the user has not written. This finds the common mistakes; Spark finds the rest.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Final
 
 from chasqui.model.words import meant, near
 
-#: What Spark's parser knows. Some of them have no form in a payload: that is said later.
+#: The types that Spark's parser knows. payload_types.py refuses those that a payload cannot hold.
 _TYPES: Final = (
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long",
     "float", "real", "double", "decimal", "dec", "numeric", "string", "char", "character",
@@ -56,15 +56,15 @@ class _Reader:
         return self._at < len(self._tokens) and self._tokens[self._at] in tokens
 
     def _take(self, what: str) -> str:
-        """The next token, which is to be a word."""
+        """The next token, which must be a word."""
         if self._at == len(self._tokens) or self._tokens[self._at] in _MARKS:
             raise ValueError(what)
         self._at += 1
         return self._tokens[self._at - 1]
 
-    def _expect(self, mark: str, place: str) -> None:
+    def _expect(self, mark: str, path: str) -> None:
         if not self._next_is(mark):
-            raise ValueError(f"column {place} lacks a {mark!r}")
+            raise ValueError(f"column {path} lacks a {mark!r}")
         self._at += 1
 
     def _fields(self, inside: str) -> None:
@@ -79,21 +79,21 @@ class _Reader:
             if self._at == len(self._tokens) or self._next_is(">"):
                 raise ValueError("a name is missing after the last ','")
 
-    def _type(self, place: str) -> None:
-        kind = self._take(f"column {place} has no type").lower()
+    def _type(self, path: str) -> None:
+        kind = self._take(f"column {path} has no type").lower()
         if kind not in _TYPES:
-            raise ValueError(f"column {place}: there is no type {kind}{meant(near(kind, _TYPES))}")
+            raise ValueError(f"column {path}: there is no type {kind}{meant(near(kind, _TYPES))}")
         if kind in ("array", "map", "struct"):
-            self._expect("<", place)
+            self._expect("<", path)
             if kind == "struct":
-                self._fields(f"{place}.")
+                self._fields(f"{path}.")
             else:
-                self._type(f"{place}.element" if kind == "array" else f"{place}.key")
+                self._type(f"{path}.element" if kind == "array" else f"{path}.key")
             if kind == "map":
-                self._expect(",", place)
-                self._type(f"{place}.value")
-            self._expect(">", place)
-        # Numbers of a decimal, NOT NULL, COMMENT, COLLATE and the like: Spark's own affair.
+                self._expect(",", path)
+                self._type(f"{path}.value")
+            self._expect(">", path)
+        # Numbers of a decimal, NOT NULL, COMMENT, COLLATE and the like are left to Spark.
         depth = 0
         while self._at < len(self._tokens) and (depth or not self._next_is(",", ">")):
             depth += self._next_is("(") - self._next_is(")")

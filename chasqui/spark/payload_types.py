@@ -1,8 +1,8 @@
-"""The forms of Spark's types in a payload: which there are, and columns as the core takes them.
+"""How Spark's types are written in a payload, and columns in the form that the core takes.
 
 A payload is msgpack with keys that are text or bytes. Dates and times are ISO 8601 text, decimals
-text, structs maps by the names of their fields; docs/spark.md has the table. Types without a form
-are refused on the driver.
+are text, structs are maps by field name; docs/spark.md has the table. The driver refuses the types
+that a payload cannot hold.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INTEGERS: Final = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _TIMES: Final = (types.DateType, types.TimestampType, types.TimestampNTZType, types.TimeType)
-#: What may be the key of a map. All but bytes are text there.
+#: Types of map keys. All but binary become text.
 _KEYS: Final = (types.StringType, types.BinaryType, types.DecimalType, *_INTEGERS, *_TIMES)
 _KEPT: Final = (
     *_KEYS,
@@ -32,7 +32,7 @@ _KEPT: Final = (
     types.MapType,
     types.StructType,
 )
-#: Arrow's types to what the core calls them; decimals and what has columns inside come beside it.
+#: Arrow's types to the core's names for them; `kind_of` adds decimals, times and nested types.
 KINDS: "Final[dict[Any, Kind]]" = {
     pa.null(): "nothing",
     pa.bool_(): "bool",
@@ -51,32 +51,32 @@ KINDS: "Final[dict[Any, Kind]]" = {
 _NARROW: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
-def check_form(place: str, kind: types.DataType, depth: int = 0) -> None:
-    """Refuse a type that has no form.
+def check_form(path: str, kind: types.DataType, depth: int = 0) -> None:
+    """Refuse a type that a payload cannot hold.
 
-    `place` is how the user knows it, such as `items.price`; `depth`, how many levels it is inside.
+    `path` is its name for the user, such as `items.price`; `depth` is how deep it is nested.
     """
     if type(kind) not in _KEPT or (isinstance(kind, types.DecimalType) and kind.scale < 0):
-        raise OptionError(f"column {place}: a payload cannot hold {_named(kind)}")
+        raise OptionError(f"column {path}: a payload cannot hold {_named(kind)}")
     is_simple = not isinstance(kind, (types.ArrayType, types.MapType, types.StructType))
     if depth >= MAX_DEPTH and not is_simple:
-        raise OptionError(f"column {place}: a payload is nested {MAX_DEPTH} levels at most")
+        raise OptionError(f"column {path}: a payload is nested {MAX_DEPTH} levels at most")
     if isinstance(kind, types.ArrayType):
-        check_form(f"{place}.element", kind.elementType, depth + 1)
+        check_form(f"{path}.element", kind.elementType, depth + 1)
     elif isinstance(kind, types.MapType):
         if type(kind.keyType) not in _KEYS:
             raise OptionError(
-                f"column {place}: a payload cannot hold a map with keys of {_named(kind.keyType)}; "
+                f"column {path}: a payload cannot hold a map with keys of {_named(kind.keyType)}; "
                 "they are string, binary, an integer, decimal, date or a time"
             )
-        check_form(f"{place}.key", kind.keyType, depth + 1)
-        check_form(f"{place}.value", kind.valueType, depth + 1)
+        check_form(f"{path}.key", kind.keyType, depth + 1)
+        check_form(f"{path}.value", kind.valueType, depth + 1)
     elif isinstance(kind, types.StructType):
         names = [field.name for field in kind.fields]
         for field in kind.fields:
             if names.count(field.name) > 1:
-                raise OptionError(f"column {place}: it has two fields {field.name!r}")
-            check_form(f"{place}.{field.name}", field.dataType, depth + 1)
+                raise OptionError(f"column {path}: it has two fields {field.name!r}")
+            check_form(f"{path}.{field.name}", field.dataType, depth + 1)
 
 
 def _named(kind: types.DataType) -> str:
@@ -87,7 +87,7 @@ def _named(kind: types.DataType) -> str:
 
 
 def kind_of(kind: Any) -> "Kind":
-    """What the core calls an Arrow type."""
+    """The core's name for an Arrow type."""
     is_ = pa.types
     if (known := KINDS.get(kind)) is not None:
         return known
@@ -101,7 +101,7 @@ def kind_of(kind: Any) -> "Kind":
 
 
 def source_of(name: str, column: Any) -> "Source":
-    """A column as the core takes it: its buffers, and what is inside."""
+    """A column in the form that the core takes: its buffers, and the columns inside it."""
     if column.type in _NARROW:
         column = column.cast(_NARROW[column.type])
     kind = kind_of(column.type)
@@ -127,7 +127,7 @@ def source_of(name: str, column: Any) -> "Source":
 
 
 def shape_of(name: str, kind: types.DataType, is_nullable: bool = True) -> "Shape":
-    """A type as the core takes it to read values of it."""
+    """A type in the form that the core takes to read its values."""
     inside: list[Shape] = []
     precision, scale = 0, 0
     expected = kind.simpleString()
@@ -148,7 +148,7 @@ def shape_of(name: str, kind: types.DataType, is_nullable: bool = True) -> "Shap
 
 
 def array_of(kind: Any, unpacked: "Unpacked") -> Any:
-    """An array of what the core has read; nothing is copied."""
+    """An array of values that the core has read; nothing is copied."""
     rows, buffers, inside = unpacked
     if pa.types.is_map(kind):
         pairs = pa.struct([kind.key_field, kind.item_field])

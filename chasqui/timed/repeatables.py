@@ -1,22 +1,26 @@
-"""Repeat specs in Redis: written, listed, removed; repeat.py knows when they fire."""
+"""Writes, lists and removes repeat specs in Redis."""
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import floor
-from typing import Any
+from typing import Any, TypeVar
 
-from chasqui import payload, scripts
 from chasqui._core.reply import ReplyError
-from chasqui.adding import ANSWER_TTL_S
-from chasqui.producing.job_options import BackoffLike, MissedFiresLike, RepeatLike, retry_of
+from chasqui.model import payload
+from chasqui.model.config import check_limit
 from chasqui.model.job import MissedFiresPolicy, RepeatableMeta, RepeatPattern
-from chasqui.model.keys import SPEC, Keys, check_job_name, check_text, shown
-from chasqui.plans import Plans, check_limit
+from chasqui.model.keys import RETRY, SPEC, Keys, check_job_name, check_text, shown
+from chasqui.producing.job_options import BackoffLike, MissedFiresLike, RepeatLike, retry_of
+from chasqui.producing.operations import QueueOperations
+from chasqui.scripts import timing
 from chasqui.timed.spec import MAX_FIRE_MS, RepeatSpec, RepeatSpecError
 from chasqui.transport.request import Effect, Plan, commands
-from chasqui.transport.server import exception_for
+from chasqui.transport.server import exception_for, time_us
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SPEC_FIELDS = {
     *("job_name", "pattern", "payload", "key"),
@@ -76,7 +80,7 @@ def from_dict(spec: Mapping[str, Any]) -> RepeatSpec:
 
 
 def _key(key: object) -> str:
-    """Empty stands for a key made of name and pattern."""
+    """An empty key means: make one of name and pattern."""
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key must be a str, got {type(key).__name__}")
     return key or ""
@@ -100,22 +104,39 @@ def to_dict(meta: RepeatableMeta) -> dict[str, Any]:
     }
 
 
-def upsert(plans: Plans, spec: RepeatSpec) -> Plan[str]:
-    """Write a spec and its first fire, by the server's clock; its key."""
-    keys = plans.keys
-    seconds, micros = yield commands(("TIME",), effect=Effect.READ)
-    first_ms = spec.first_fire_ms(int(seconds) * 1000 + int(micros) // 1000)
-    yield scripts.call(
-        scripts.UPSERT_REPEAT,
-        [keys.repeat, keys.repeat_spec(spec.key), plans.numbering.answer_key()],
-        [first_ms, spec.key, spec.encode(), spec.retry or b"", ANSWER_TTL_S],
-        Effect.IDEMPOTENT,
-    )
+def upsert(operations: QueueOperations, spec: RepeatSpec) -> Plan[str]:
+    """Write a spec and its first fire time, by the server's clock; returns the spec's key."""
+    time = yield commands(("TIME",), effect=Effect.READ)
+    first_ms = spec.first_fire_ms(time_us(time) // 1000)
+    reply_key, retry = operations.encoder.reply_key(), spec.retry or b""
+    yield timing.upsert_repeat(operations.keys, reply_key, spec.key, spec.encode(), retry, first_ms)
     return spec.key
 
 
+def upsert_changed(operations: QueueOperations, spec: RepeatSpec) -> Plan[str]:
+    """The same, unless it is there with the same content: then its next fire stays as it is.
+    Writing it anew would put that off, and a spec that is written more often than it fires would
+    never fire."""
+    keys = operations.keys
+    hash_key = keys.repeat_spec(spec.key)
+    encoded, retry, score = yield commands(
+        ("HGET", hash_key, SPEC),
+        ("HGET", hash_key, RETRY),
+        ("ZSCORE", keys.repeat, spec.key),
+        effect=Effect.READ,
+    )
+    if encoded is not None and score is not None and (retry or None) == (spec.retry or None):
+        try:
+            known = RepeatSpec.decode(encoded, retry)
+        except RepeatSpecError:
+            known = None  # unreadable: write it anew
+        if known is not None and replace(known, fired=0).encode() == spec.encode():
+            return spec.key
+    return (yield from upsert(operations, spec))
+
+
 def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
-    """The specs that fire soonest. One that cannot be read is reported and left out."""
+    """The specs that fire soonest. One that cannot be read is logged and left out."""
     limit = check_limit(limit)
     if limit == 0:
         return []
@@ -136,11 +157,7 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
         if encoded is None:
             continue
         try:
-            if isinstance(encoded, ReplyError):
-                if encoded.code != "WRONGTYPE":  # about the server, not about this spec
-                    raise exception_for(encoded)
-                raise RepeatSpecError("its key holds no hash")
-            spec = RepeatSpec.decode(encoded)
+            spec = RepeatSpec.decode(hash_of(encoded))
         except RepeatSpecError as error:
             fields = {"queue": keys.queue}
             logger.warning("repeat spec %r cannot be read: %s", name, error, extra=fields)
@@ -160,23 +177,27 @@ def listing(keys: Keys, limit: int) -> Plan[list[RepeatableMeta]]:
     return found
 
 
-def remove(plans: Plans, key: str) -> Plan[bool]:
-    """Forget a spec; False if there was none."""
-    keys = plans.keys
+def remove(operations: QueueOperations, key: str) -> Plan[bool]:
+    """Delete a spec; False if there was none."""
     check_text(key, "key")
-    reply = yield scripts.call(
-        scripts.REMOVE_REPEAT,
-        [keys.repeat, keys.repeat_spec(key), plans.numbering.answer_key()],
-        [key, ANSWER_TTL_S],
-        Effect.IDEMPOTENT,
-    )
+    reply_key = operations.encoder.reply_key()
+    reply = yield timing.remove_repeat(operations.keys, reply_key, key)
     return bool(reply)
+
+
+def hash_of(reply: T | ReplyError) -> T:
+    """What was read of a spec's hash; RepeatSpecError if its key is not a hash."""
+    if isinstance(reply, ReplyError):
+        if reply.code != "WRONGTYPE":  # about the server, not about this spec
+            raise exception_for(reply)
+        raise RepeatSpecError("its key holds no hash")
+    return reply
 
 
 def scored(reply: list[Any]) -> Iterator[tuple[bytes, int]]:
     """Members with their scores, in RESP3's pairs or RESP2's flat list.
 
-    A score that is no time at all is as far away as one can be, on its side.
+    A score that is not a time becomes the nearest one that is.
     """
     if not reply or not isinstance(reply[0], list):
         pairs = iter(reply)

@@ -10,43 +10,49 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
-from chasqui.model.config import Endpoint
+from chasqui._core.reply import ProtocolError
 from chasqui.errors import UnreachableError
-from chasqui.transport.recovery import ATTEMPT_DELAY_S, LOOK_S, AddressInfo, Introduction, by_turns, tune
-from chasqui.transport.request import Effect, Request, commands
+from chasqui.model.config import Endpoint
+from chasqui.transport.handshake import Handshake
+from chasqui.transport.pipeline import Pipeline
+from chasqui.transport.recovery import LOOK_S
+from chasqui.transport.request import Request
 from chasqui.transport.server import ServerProfile
+from chasqui.transport.sockets import (
+    ATTEMPT_DELAY_S,
+    AddressInfo,
+    by_turns,
+    tune,
+)
 
 #: Bytes that are sent before replies are looked for.
 _CHUNK_BYTES = 256 * 1024
-#: The longest that poll() waits: its argument is a C int. Who waits longer asks again.
+#: The longest that poll() waits: its argument is a C int. The caller polls again.
 _POLL_MAX_MS = 2**31 - 1
 
+#: What a link calls for each request that is answered.
+OnReply: TypeAlias = Callable[["BlockingLink", Request, Any], None]
 
-class BlockingLink:
-    """A link to one server. Not thread-safe, but for `interrupt`. It reads into `inbox`, which is
-    its owner's, and nobody else's while a call lasts."""
+
+class BlockingLink(Pipeline):
+    """A link to one server. Only `interrupt` is thread-safe. It reads into `inbox`, which nothing
+    else may use during a call."""
 
     def __init__(self, sock: socket.socket, endpoint: Endpoint, inbox: memoryview) -> None:
         sock.setblocking(False)
-        self.endpoint = endpoint
-        self.profile: ServerProfile | None = None
-        self.inflight: deque[Request] = deque()
+        super().__init__(endpoint)
         self._sock = sock
         self._pid = os.getpid()
         self._inbox = inbox
-        self._reader = ReplyReader()
         self._poller = select.poll()
 
-    def pump(
-        self, take: Callable[[], Request | None], on_reply: Callable[[Request, Any], None]
-    ) -> None:
-        """Send what `take` gives, hand over what comes back, until nothing is on its way.
+    def pump(self, take: Callable[[], Request | None], on_reply: OnReply) -> None:
+        """Send what `take` gives and hand over the replies, until nothing is in flight.
 
         Raises TimeoutError when a request's deadline has passed, OSError or ProtocolError when the
-        link is gone; `inflight` then tells what was on its way.
+        link is gone; `inflight` then holds what was not answered.
         """
         inflight = self.inflight
         rest = memoryview(b"")
@@ -87,16 +93,16 @@ class BlockingLink:
         """Send one request; its reply, whatever it is."""
         unsent, replies = [request], []
 
-        def on_reply(_: Request, reply: Any) -> None:
+        def on_reply(_: BlockingLink, __: Request, reply: Any) -> None:
             replies.append(reply)
 
         self.pump(lambda: unsent.pop() if unsent else None, on_reply)
         return replies[0]
 
     def is_alive(self) -> bool:
-        """False if the server has hung up or answered nothing that was asked, since the last call;
-        or if that one was interrupted, and so was whoever would have closed the link. Pushes are
-        read and dropped."""
+        """False if since the last call the server has hung up, or has sent a reply to nothing;
+        or if that call was interrupted before it could close the link. Pushes are read and
+        dropped."""
         if self.inflight:
             return False
         try:
@@ -111,17 +117,16 @@ class BlockingLink:
     def interrupt(self) -> None:
         """End the call that another thread is in."""
         with contextlib.suppress(OSError):
-            # Not the TLS socket's own: that one would go on in plain text.
+            # Not SSLSocket.shutdown: it drops the TLS layer and goes on in plain text.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this process's socket. The process that made the link ends it at the server too,
+        """Close this process's socket. The process that made the link also ends it at the server,
         though a forked child may have a copy; a child closes its copy only."""
         if os.getpid() == self._pid:
             self.interrupt()
         self._sock.close()
-        # The builder of a reply that broke off is free now, not when somebody forgets this link.
-        self._reader = ReplyReader()
+        self.forget_reader()
 
     def _poll(self, events: int, timeout_s: float) -> bool:
         """Whether there is something to read, after waiting for one of the events."""
@@ -131,55 +136,37 @@ class BlockingLink:
         ready = self._poller.poll(min(math.ceil(timeout_s * 1000), _POLL_MAX_MS))
         return any(event & ~select.POLLOUT for _, event in ready)
 
-    def _read(self, on_reply: Callable[[Request, Any], None]) -> None:
-        reader, inflight = self._reader, self.inflight
+    def _read(self, on_reply: OnReply) -> None:
         try:
             count = self._sock.recv_into(self._inbox)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         if not count:
             raise ConnectionResetError(errno.ECONNRESET, "the server hung up")
-        reader.feed(self._inbox[:count])
-        while True:
-            reply = reader.read(inflight[0].builder if inflight else None)
-            if reply is INCOMPLETE:
-                return
-            if type(reply) is Push:
-                continue
-            if not inflight:
-                raise ProtocolError("Protocol error, a reply that nobody asked for")
-            request = inflight[0]
-            if request.count > 1:
-                request.replies.append(reply)
-                if len(request.replies) < request.count:
-                    continue
-                reply = request.replies
-            del inflight[0]
-            request.link = self
-            on_reply(request, reply)
+        self.receive(self._inbox[:count], on_reply)
 
 
 def open_link(
-    endpoint: Endpoint, introduction: Introduction, deadline_s: float, inbox: memoryview
+    endpoint: Endpoint, handshake: Handshake, deadline_s: float, inbox: memoryview
 ) -> BlockingLink:
     """Dial and shake hands; a link that is ready for requests."""
     sock = _dial(endpoint, deadline_s)
     link = BlockingLink(sock, endpoint, inbox)
     try:
-        link.profile = _shake_hands(link, endpoint, introduction, deadline_s)
+        link.profile = _shake_hands(link, endpoint, handshake, deadline_s)
     except BaseException:
         link.close()
         raise
     return link
 
 
-def _nobody(request: Request, reply: Any) -> None:
+def _nobody(link: BlockingLink, request: Request, reply: Any) -> None:
     raise AssertionError("nothing was asked")
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether a link failed. A signal's handler may raise anything, and many raise TimeoutError:
-    what the system and this module raise has an errno."""
+    """Whether a link failed. A signal handler may raise anything, and many raise TimeoutError; the
+    errors of the system and of this module have an errno."""
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, UnreachableError)
     return isinstance(error, ProtocolError)
@@ -210,8 +197,8 @@ def _dial(endpoint: Endpoint, deadline_s: float) -> socket.socket:
 
 
 def _connect(addresses: list[AddressInfo], deadline_s: float) -> socket.socket:
-    """A socket that is connected to the first address that answers. Each has a head start before
-    the next one is tried too: one that swallows what it is sent holds up nobody."""
+    """A socket that is connected to the first address that answers. Each address has a head start
+    before the next is tried too, so one that never answers delays the dial only that long."""
     untried, waiting = deque(addresses), dict[int, socket.socket]()
     failure = OSError(errno.EADDRNOTAVAIL, "the host has no address")
     next_s = -math.inf
@@ -245,7 +232,7 @@ def _connect(addresses: list[AddressInfo], deadline_s: float) -> socket.socket:
 
 
 def _begin(family: int, kind: int, protocol: int, _: str, address: Any) -> socket.socket:
-    """A socket that is on its way to an address."""
+    """A socket that connects to an address, perhaps still."""
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -264,7 +251,7 @@ def _connect_unix(path: str, deadline_s: float) -> socket.socket:
         while True:
             try:
                 sock.connect(path)
-            except BlockingIOError:  # too many wait there to be accepted
+            except BlockingIOError:  # its queue of connections to accept is full
                 if time.monotonic() >= deadline_s:
                     raise _late() from None
                 time.sleep(LOOK_S)
@@ -292,17 +279,15 @@ def _encrypt(sock: ssl.SSLSocket, deadline_s: float) -> None:
 
 
 def _shake_hands(
-    link: BlockingLink, endpoint: Endpoint, introduction: Introduction, deadline_s: float
+    link: BlockingLink, endpoint: Endpoint, handshake: Handshake, deadline_s: float
 ) -> ServerProfile:
-    talk = introduction.talk(endpoint)
-    pipeline = next(talk)
+    talk = handshake.talk(endpoint)
+    request = next(talk)
     while True:
-        request = commands(*pipeline, effect=Effect.READ)
-        pipeline.clear()  # it may hold the password
         request.deadline_s = deadline_s
-        replies = link.ask(request)
+        reply = link.ask(request)
         try:
-            pipeline = talk.send(replies if request.count > 1 else [replies])
+            request = talk.send(reply)
         except StopIteration as stop:
             profile: ServerProfile = stop.value
             return profile

@@ -1,9 +1,8 @@
-"""The data-path connection: asyncio over the compiled core, multiplexed, pipelined, redialled.
+"""The asyncio connection: many requests share one link, and a lost link is redialled.
 
-Requests of one turn of the event loop leave in one write; replies come back in order. When the
-link drops, each request is judged by its own effect: reads and idempotent writes are sent again,
-the rest raise OutcomeUnknownError. A cancelled request still takes its reply off the wire, so that
-replies never get out of step.
+It drives a `RequestFlow`, which decides what becomes of each request. This module owns the event
+loop's side: links, timers, tasks, and the room that callers wait for. Requests of one turn of the
+event loop leave in one write.
 """
 
 import asyncio
@@ -14,40 +13,31 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, TypeVar
 
-from chasqui import clock
-from chasqui._core.reply import ReplyError
+from chasqui.errors import UnreachableError
+from chasqui.model import clock
 from chasqui.model.config import CredentialProvider, Endpoint
 from chasqui.transport.dialler import Dialler
-from chasqui.errors import ClosedError, OutcomeUnknownError, UnreachableError
+from chasqui.transport.flow import RequestFlow
+from chasqui.transport.handshake import Handshake
 from chasqui.transport.link import Link, in_thread_or_here
-from chasqui.transport.recovery import (
-    REQUEST_TIMEOUT_S as REQUEST_TIMEOUT_S,
-)
-from chasqui.transport.recovery import (
-    Introduction,
-    Search,
-    busy_wait_s,
-    dial_failure,
-    is_final,
-    loss,
-    refuse,
-)
-from chasqui.transport.request import Effect, Outcome, Plan, Request, commands, first_error
-from chasqui.transport.server import Answer, ServerProfile, answer_to, exception_for, moved_to
+from chasqui.transport.recovery import REQUEST_TIMEOUT_S as REQUEST_TIMEOUT_S
+from chasqui.transport.recovery import Node, SharedDialPacing, dial_failure, is_final
+from chasqui.transport.request import Effect, Outcome, Plan, Request, commands
+from chasqui.transport.server import ServerProfile
 
 T = TypeVar("T")
 
 #: Bytes not yet handed to the transport beyond which callers wait.
 _HIGH_WATER_BYTES = 8 * 1024 * 1024
-#: The least time between two looks at deadlines: they may be many, and all different.
-_WATCH_S = 0.25
+#: The least time between two looks at deadlines.
+_LOOK_EVERY_S = 0.25
 
 
 class Connection:
     """A connection to the server that owns a queue, dialled when first needed and kept alive.
 
-    Belongs to one event loop and one process; used from another it raises RuntimeError. Those with
-    the same `search` look for a lost server together.
+    It belongs to one event loop and one process; used from another it raises RuntimeError.
+    Connections with the same `dial_pacing` look for a lost server together.
     """
 
     def __init__(
@@ -59,59 +49,52 @@ class Connection:
         credential_provider: CredentialProvider | None = None,
         is_reader: bool = False,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
-        search: Search | None = None,
+        dial_pacing: SharedDialPacing | None = None,
     ) -> None:
         self.endpoint = endpoint
-        introduction = Introduction(client_name, key if is_reader else None)
+        handshake = Handshake(client_name, key if is_reader else None)
         self._dialler = Dialler(
-            endpoint, key, introduction, credential_provider, search or Search()
+            endpoint, key, handshake, credential_provider, dial_pacing or SharedDialPacing()
         )
-        self._request_timeout_s = request_timeout_s
+        self._pacing = self._dialler.pacing
+        self._flow: RequestFlow[Link] = RequestFlow(endpoint, request_timeout_s, _LOOK_EVERY_S)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
-        #: Where requests go.
-        self._link: Link | None = None
         #: When a link last took the place of another one, by the monotonic clock.
         self.replaced_s = -math.inf
-        #: All that are open: also those that only finish what they have, or serve an ASK.
-        self._links: set[Link] = set()
-        self._unsent: deque[Request] = deque()
-        self._unsent_bytes = 0
-        #: Refused for now, and sent again in a moment: neither unsent nor in flight.
-        self._held: set[Request] = set()
-        self._is_flush_due = False
         self._waiters: deque[asyncio.Future[None]] = deque()
-        #: Looks at deadlines when the first of them passes.
-        self._watch: asyncio.TimerHandle | None = None
-        self._watch_at_s = math.inf
+        #: Calls the flow's `tick` when it is due.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
         self._dialling: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[None]] = set()
         self._ask_lock = asyncio.Lock()
-        self._is_closed = False
 
     # ── Using it ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_connected(self) -> bool:
-        return self._link is not None
+        return self._flow.link is not None
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed
+        return self._flow.is_closed
 
     @property
     def profile(self) -> ServerProfile | None:
         """What the server at the other end can do; None while there is no link."""
-        return None if self._link is None else self._link.profile
+        link = self._flow.link
+        return None if link is None else link.profile
 
     @property
     def server(self) -> Endpoint:
         """Where requests go; while there is no link, where the server is looked for."""
-        return self.endpoint if self._link is None else self._link.endpoint
+        link = self._flow.link
+        return self.endpoint if link is None else link.endpoint
 
     async def connect(self) -> ServerProfile:
-        """Dial if need be; the server's profile. One whose disk is full refuses even the PING, and
-        is there all the same."""
+        """The server's profile, after a dial if there is no link. A server whose disk is full
+        refuses even the PING; its profile is known all the same."""
         while self.profile is None:
             await self.execute("PING", effect=Effect.READ, raises=False)
         return self.profile
@@ -141,14 +124,14 @@ class Connection:
             return result
 
     async def _stream(self, requests: Iterable[Request]) -> list[Any]:
-        """Send each request as soon as it is made, while the server works on those before; for
-        each its reply or its exception. The first that cannot be sent is the last, and so is one
-        behind which there is room only because those before were given up."""
+        """Send each request as soon as it is made, while the server works on earlier ones. Returns
+        for each its reply or its exception. It stops at a request that cannot be made or sent, and
+        when there is room only because an earlier request has failed."""
         loop = self.check_owner()
         futures: list[asyncio.Future[Any]] = []
         replies: list[Any] = []
         unsent: list[Exception] = []
-        answered, is_answered = 0, True  # so many have their replies; not if one was given up
+        answered, is_answered = 0, True  # how many have their replies; False once one has failed
         try:
             try:
                 for request in requests:
@@ -162,7 +145,7 @@ class Connection:
                     future = loop.create_future()
                     self.send(request, future)
                     futures.append(future)
-            except Exception as error:  # those before it are on their way, and may be applied
+            except Exception as error:  # earlier requests are in flight, and may be applied
                 unsent.append(error)
             for future in futures:
                 try:
@@ -172,7 +155,7 @@ class Connection:
         except BaseException:
             for future in futures:
                 if not future.cancel() and not future.cancelled():
-                    future.exception()  # seen, so that nobody complains
+                    future.exception()  # seen, so that asyncio does not log it
             raise
         return replies + unsent
 
@@ -184,32 +167,17 @@ class Connection:
 
     def post(self, request: Request, outcome: Outcome) -> None:
         """The same with an outcome of the caller's own."""
-        self._take(request, outcome, self.check_owner())
-        self._enqueue(request)
+        now_s = self.check_owner().time()
+        self._flow.submit(request, outcome, now_s, clock.boot_s(), False)
 
     def send(self, request: Request, outcome: Outcome) -> None:
-        """The same without waiting for the end of the turn, by who has asked `check_owner`."""
+        """The same without waiting for the end of the turn. Call `check_owner` before."""
         assert self._loop is not None
-        self._take(request, outcome, self._loop)
-        link = self._link
-        if link is not None and link.is_writable and not link.is_retired and not self._unsent:
+        link = self._flow.submit(request, outcome, self._loop.time(), clock.boot_s(), True)
+        if link is not None:
             link.send((request,))
-            return
-        self._unsent.append(request)
-        self._unsent_bytes += len(request.frame)
-        self._flush()
-
-    def _take(self, request: Request, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
-        if self._is_closed:
-            raise ClosedError("the connection is closed")
-        request.outcome = outcome
-        timeout_s = request.timeout_s
-        if timeout_s is None:
-            timeout_s = self._request_timeout_s
-        request.deadline_s = deadline_s = loop.time() + timeout_s
-        request.latest_s = clock.boot_s() + timeout_s
-        if deadline_s < self._watch_at_s:
-            self._watch_from(deadline_s)
+        else:
+            self._work()
 
     def check_owner(self) -> asyncio.AbstractEventLoop:
         """The running event loop, which the first call makes the connection's own; RuntimeError
@@ -217,6 +185,7 @@ class Connection:
         loop, pid = asyncio.get_running_loop(), os.getpid()
         if self._loop is None:
             self._loop, self._pid = loop, pid
+            self._flow.wake = self._wake
         if pid != self._pid:
             raise RuntimeError(
                 "this connection was made before a fork and belongs to the parent process: "
@@ -228,105 +197,127 @@ class Connection:
 
     async def close(self) -> None:
         """Drop the link; requests still waiting raise ClosedError. A second call does nothing."""
-        if self._is_closed:
+        if self.is_closed:
             return
         if self._loop is None or os.getpid() != self._pid:
-            self._is_closed = True
+            self._flow.is_closed = True
             return  # nothing was opened; or it is the parent's, whose poll set we would touch
         if not self._loop.is_closed():
             self.check_owner()
         try:
             if self._loop.is_closed():
-                self._forget()
+                self._abandon()
             else:
                 await self._hang_up()
-        finally:  # also if it was cancelled meanwhile: nobody comes here a second time
+        finally:  # also if it was cancelled meanwhile: there is no second close
             if self.endpoint.kind == "embedded":
                 await in_thread_or_here(self._dialler.close)
 
-    def _forget(self) -> None:
+    def _abandon(self) -> None:
         """Let go of what an event loop left behind: its sockets close as they are freed, and there
-        is nobody left who could be told."""
-        self._is_closed = True
-        self._link = self._dialling = self._watch = None
-        for link in self._links:
+        is nobody left to tell."""
+        for link in self._flow.links:
             link.shut_down()
-        self._links.clear()
+        self._flow.abandon()
+        self._dialling = self._timer = None
         self._asking.clear()
         self._waiters.clear()
-        self._unsent.clear()
-        self._held.clear()
 
     async def _hang_up(self) -> None:
-        self._is_closed = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = [*self._asking, *([self._dialling] if self._dialling else [])]
         for task in tasks:
             task.cancel()
-        links, self._link = list(self._links), None
-        for request in (*self._unsent, *self._held):
-            request.fail(self._closed(request))
+        links = self._flow.close()
         for link in links:
-            for request in link.inflight:
-                request.is_in_doubt = True
-                request.fail(self._closed(request))
-            link.inflight.clear()
             link.abort()
-        self._unsent.clear()
-        self._held.clear()
         self._release_room()
         await asyncio.gather(*tasks, *(link.lost for link in links), return_exceptions=True)
 
-    def _closed(self, request: Request) -> Exception:
-        error = loss(request, self.endpoint)
-        unknown = isinstance(error, OutcomeUnknownError)
-        return error if unknown else ClosedError("the connection was closed")
+    # ── What the flow asks for ──────────────────────────────────────────────────────────────────
 
-    # ── Sending ─────────────────────────────────────────────────────────────────────────────────
+    def _wake(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon(self._work)
 
-    def _enqueue(self, request: Request) -> None:
-        self._unsent.append(request)
-        self._unsent_bytes += len(request.frame)
-        if not self._is_flush_due:
-            assert self._loop is not None
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        if self._unsent and not self._is_closed:
-            link = self._link
+    def _work(self) -> None:
+        """Write what is unsent, or dial for it."""
+        flow = self._flow
+        flow.is_awake = False
+        if flow.next_s < self._timer_s:
+            self._tick()
+        if flow.unsent:
+            link = flow.link
             if link is None or link.is_retired:
+                self._release_room()  # what was too late has left some
                 self._dial()
                 return
             if not link.is_writable:
                 return
-            requests = [request for request in self._unsent if not request.outcome.done()]
-            self._unsent.clear()
-            self._unsent_bytes = 0
-            now_s = clock.boot_s()
-            late = [request for request in requests if request.latest_s <= now_s]
-            if late:
-                requests = [request for request in requests if request.latest_s > now_s]
-            if requests:
+            if requests := flow.take(clock.boot_s()):
                 link.send(requests)
-            for request in late:  # who is told may send more
-                request.fail(loss(request, self.endpoint))
         self._release_room()
+
+    def _tick(self) -> None:
+        """Follow refusals and deadlines, and set the timer for the next time."""
+        assert self._loop is not None
+        flow = self._flow
+        for link in flow.tick(self._loop.time()):
+            link.fault = TimeoutError("it has not answered in time")
+            link.abort()
+        if flow.must_redial:
+            flow.must_redial = False
+            self._pacing.node = flow.node
+            self._pacing.link_down(monotonic())
+            for link in [*flow.links]:
+                link.retire()
+        asks, flow.asks = flow.asks, []
+        for node, request in asks:
+            task = self._loop.create_task(self._ask(node, request))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_s = flow.next_s
+        if self._timer_s < math.inf and not flow.is_closed:
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_s = None, math.inf
+        self._work()
+
+    async def _ask(self, node: Node, request: Request) -> None:
+        """Send one command to the node that is taking the hash slot over."""
+        flow = self._flow
+        async with self._ask_lock:
+            link = next((one for one in flow.links if one.endpoint.hosts == (node,)), None)
+            if link is None or link.is_retired or link is flow.link:
+                try:
+                    link = await self._dialler.open(self.endpoint.at(*node))
+                except Exception:
+                    flow.hold(request)
+                    return
+                self._adopt(link, is_for_asks=True)
+        if requests := flow.ask(link, request, clock.boot_s()):
+            link.send(requests)
+
+    # ── Room ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_congested(self) -> bool:
         """True while callers should wait for `room`: more is written than the server takes."""
-        return self._unsent_bytes > _HIGH_WATER_BYTES or (
-            self._link is not None and not self._link.is_writable
+        flow = self._flow
+        return flow.unsent_bytes > _HIGH_WATER_BYTES or (
+            flow.link is not None and not flow.link.is_writable
         )
 
     async def room(self) -> None:
         """Wait until what was written before has gone out, so that a slow server bounds memory."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._request_timeout_s
-        while self.is_congested and not self._is_closed:
+        deadline_s = loop.time() + self._flow.timeout_s
+        while self.is_congested and not self.is_closed:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.append(waiter)
             try:
@@ -336,112 +327,28 @@ class Connection:
                 raise UnreachableError(f"{self.endpoint} takes no more data") from None
 
     def _release_room(self) -> None:
-        if self.is_congested and not self._is_closed:
-            return
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters and (self.is_closed or not self.is_congested):
+            while self._waiters:
+                waiter = self._waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
 
-    # ── Replies ─────────────────────────────────────────────────────────────────────────────────
+    # ── Links ───────────────────────────────────────────────────────────────────────────────────
 
-    def _on_reply(self, link: Link, request: Request, reply: Any) -> None:
-        future = request.outcome
-        if future.done():
-            return
-        error = first_error(request, reply)
-        if error is not None and self._send_again(link, request, error):
-            return
-        request.frame = b""  # who keeps the request need not keep its bytes
-        if error is not None and request.raises:
-            future.set_exception(exception_for(error))
-        else:
-            future.set_result(reply)
-
-    def _send_again(self, link: Link, request: Request, error: ReplyError) -> bool:
-        """Whether the request goes on."""
-        answer = refuse(request, error)
-        if answer_to(error) is Answer.REDIAL and link is self._link:
-            # Also where this request ends here: whoever comes next needs the right server.
-            self._dialler.node = moved_to(error)
-            self._retire_links()
-        if answer is Answer.RAISE:
-            return False
-        if answer is Answer.LOAD:
-            self._enqueue(request)
-        elif answer is Answer.ASK:
-            assert self._loop is not None
-            self._held.add(request)
-            task = self._loop.create_task(self._ask(moved_to(error), request))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-        elif answer is Answer.REDIAL:
-            if request.tries == 1:
-                self._enqueue(request)
-            else:  # the next server says the same: give them time to settle
-                self._hold(request)
-        else:
-            self._hold(request)
-        return True
-
-    def _hold(self, request: Request) -> None:
-        assert self._loop is not None
-        self._held.add(request)
-        self._loop.call_later(busy_wait_s(request.tries), self._resume, request)
-
-    def _resume(self, request: Request) -> None:
-        if request in self._held:
-            self._held.discard(request)
-            self._enqueue(request)
-
-    async def _ask(self, node: tuple[str, int] | None, request: Request) -> None:
-        """Send one command to the node that is taking the slot over."""
-        assert node is not None
-        async with self._ask_lock:
-            link = next((one for one in self._links if one.endpoint.hosts == (node,)), None)
-            if link is None or link.is_retired or link is self._link:
-                try:
-                    link = self._adopt(await self._dialler.open(self.endpoint.at(*node)))
-                except Exception:
-                    self._hold(request)
-                    return
-        if request not in self._held or link.is_retired or request.latest_s <= clock.boot_s():
-            self._resume(request)  # and is told there if it is too late
-            return
-        self._held.discard(request)
-        asking = commands(("ASKING",), effect=Effect.READ)
-        asking.outcome = asyncio.get_running_loop().create_future()
-        asking.outcome.cancel()  # nobody waits for it
-        asking.deadline_s = request.deadline_s
-        link.send([asking, request])
-
-    # ── The link's life ─────────────────────────────────────────────────────────────────────────
-
-    def _retire_links(self) -> None:
-        """The server is another one now: let the links finish what they have."""
-        self._link = None
-        self._dialler.link_down()
-        for link in list(self._links):
-            link.retire()
+    def _adopt(self, link: Link, *, is_for_asks: bool = False) -> None:
+        link.on_reply = self._flow.reply
+        link.on_lost = self._on_lost
+        link.on_writable = self._work
+        if not link.is_retired:
+            self._flow.link_up(link, is_for_asks=is_for_asks)
 
     def _on_lost(self, link: Link) -> None:
-        self._links.discard(link)
-        if self._link is link:
-            self._link = None
-            self._dialler.link_down()
+        if self._flow.link is link:
+            self._pacing.link_down(monotonic())
         if link.fault is not None:
-            self._dialler.missed(link.fault)
-        for request in link.inflight:
-            request.replies = []
-            request.is_in_doubt = True
-            if request.outcome.done():
-                continue
-            if request.effect is Effect.ONCE:
-                request.fail(loss(request, self.endpoint))
-            else:
-                self._enqueue(request)
-        link.inflight.clear()
-        self._flush()
+            self._pacing.missed(link.fault, monotonic())
+        self._flow.link_lost(link)
+        self._work()
 
     def _dial(self) -> None:
         if self._dialling is None:
@@ -449,81 +356,28 @@ class Connection:
             self._dialling = self._loop.create_task(self._keep_dialling())
 
     async def _keep_dialling(self) -> None:
-        """Dial until there is a link or nobody waits for one."""
-        dialler = self._dialler
+        """Dial until there is a link or nothing waits for one."""
+        dialler, pacing, flow = self._dialler, self._pacing, self._flow
         try:
-            while self._unsent or self._held:
+            while flow.needs_link:
                 if wait_s := dialler.wait_s:
                     await asyncio.sleep(wait_s)
                     continue
-                is_first = not dialler.was_connected
+                is_first = not pacing.was_connected
                 try:
-                    link = self._adopt(await dialler.dial())
+                    link = await dialler.dial()
                 except Exception as error:
-                    if is_final(error, was_connected=dialler.was_connected):
-                        self._fail_waiting(dial_failure(self.endpoint, error))
+                    if is_final(error, was_connected=pacing.was_connected):
+                        flow.give_up(dial_failure(self.endpoint, error))
+                        self._release_room()
                     continue
+                self._adopt(link)
                 if link.is_retired:  # it broke as it was handed over
-                    dialler.link_down()
+                    pacing.link_down(monotonic())
                     continue
-                self._link = link
                 if not is_first:
                     self.replaced_s = monotonic()
                 break
         finally:
             self._dialling = None
-        self._flush()
-
-    def _fail_waiting(self, error: Exception) -> None:
-        waiting = [*self._unsent, *self._held]
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        self._held.clear()
-        for request in waiting:  # who is told may send more
-            unknown = request.is_in_doubt and request.effect is not Effect.READ
-            request.fail(loss(request, self.endpoint) if unknown else error)
-        self._release_room()
-
-    def _adopt(self, link: Link) -> Link:
-        link.on_reply = self._on_reply
-        link.on_lost = self._on_lost
-        link.on_writable = self._flush
-        if not link.is_retired:
-            self._links.add(link)
-        return link
-
-    def _watch_from(self, at_s: float) -> None:
-        assert self._loop is not None
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch_at_s = at_s
-        self._watch = self._loop.call_at(at_s, self._check_deadlines)
-
-    def _check_deadlines(self) -> None:
-        """Tell those who have waited too long, and drop a link that has not answered them."""
-        assert self._loop is not None
-        now_s = self._loop.time()
-        for link in list(self._links):
-            overdue = [request for request in link.inflight if request.deadline_s <= now_s]
-            for request in overdue:
-                request.is_in_doubt = True
-                request.fail(loss(request, self.endpoint))
-            if overdue:
-                link.fault = TimeoutError("it has not answered in time")
-                link.abort()
-        for request in (*self._unsent, *self._held):
-            if request.deadline_s <= now_s:
-                request.fail(loss(request, self.endpoint))
-        self._held = {request for request in self._held if not request.outcome.done()}
-        self._unsent = deque(request for request in self._unsent if not request.outcome.done())
-        self._unsent_bytes = sum(len(request.frame) for request in self._unsent)
-        self._release_room()
-        self._watch, self._watch_at_s = None, math.inf
-        waiting = [
-            *self._unsent,
-            *self._held,
-            *(one for link in self._links for one in link.inflight),
-        ]
-        if waiting:
-            first_s = min(request.deadline_s for request in waiting)
-            self._watch_from(max(first_s, now_s + _WATCH_S))
+        self._work()

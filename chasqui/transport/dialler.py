@@ -1,14 +1,12 @@
 """How the asyncio connection gets its links: where the server is now, and when to dial it."""
 
-import logging
 from time import monotonic
 
-from chasqui import topology
 from chasqui.model.config import CredentialProvider, Endpoint
+from chasqui.transport import topology
+from chasqui.transport.handshake import Handshake
 from chasqui.transport.link import Link, in_thread, open_link
-from chasqui.transport.recovery import LOOK_S, Introduction, Redial, Search
-
-logger = logging.getLogger(__name__)
+from chasqui.transport.recovery import LOOK_S, DialPacing, SharedDialPacing
 
 
 class Dialler:
@@ -18,52 +16,36 @@ class Dialler:
         self,
         endpoint: Endpoint,
         key: bytes,
-        introduction: Introduction,
+        handshake: Handshake,
         credential_provider: CredentialProvider | None,
-        search: Search,
+        dial_pacing: SharedDialPacing,
     ) -> None:
         self._endpoint = endpoint
         self._key = key
-        self._introduction = introduction
+        self._handshake = handshake
         self._credential_provider = credential_provider
         self._directory = topology.Directory(endpoint)
-        self._redial = Redial(search)
-        #: The node that the last MOVED named.
-        self.node: tuple[str, int] | None = None
-        self.was_connected = False
+        self.pacing = DialPacing(endpoint, dial_pacing)
 
     @property
     def wait_s(self) -> float:
-        """How long to wait before asking again whether to dial; 0: dial now."""
-        return min(self._redial.wait_s(monotonic()), LOOK_S)
+        """How long to wait before you ask again whether to dial; 0: dial now."""
+        return min(self.pacing.wait_s(monotonic()), LOOK_S)
 
     async def dial(self) -> Link:
         """A link to the queue's server, wherever that is now."""
-        self._redial.dialling(monotonic())
+        self.pacing.dialling(monotonic())
         try:
             link = await self.open(await self._locate())
         except Exception as error:
-            fields = {"server": str(self._endpoint)}
-            logger.debug("no connection to %s: %s", self._endpoint, error, extra=fields)
-            self.node = None
-            if self.was_connected:
-                self.missed(error)
+            self.pacing.failed(error, monotonic())
             raise
-        self.was_connected = True
-        self._redial.link_up(monotonic())
+        self.pacing.link_up(monotonic())
         return link
 
     async def open(self, endpoint: Endpoint) -> Link:
         """A link to this server."""
-        return await open_link(endpoint, self._introduction, self._credential_provider)
-
-    def missed(self, error: Exception) -> None:
-        """A server that was there cannot be reached, or breaks the protocol."""
-        self._redial.missed(self._endpoint, error, monotonic())
-
-    def link_down(self) -> None:
-        """The link of the last dial is gone, or no longer wanted."""
-        self._redial.link_down(monotonic())
+        return await open_link(endpoint, self._handshake, self._credential_provider)
 
     def close(self) -> None:
         """Let go of an embedded server. Blocks until it has ended."""
@@ -71,8 +53,8 @@ class Dialler:
 
     async def _locate(self) -> Endpoint:
         endpoint = self._endpoint
-        if self.node is not None:
-            return endpoint.at(*self.node)
+        if self.pacing.node is not None:
+            return endpoint.at(*self.pacing.node)
         if endpoint.kind == "single":
             return endpoint
         if self._credential_provider is not None:

@@ -1,16 +1,16 @@
-"""The server behind `embedded://` URLs: private, shared by all who name its directory, no leaks.
+"""The server behind `embedded://` URLs: private, shared by all processes that name its directory.
 
 Every process that uses the server is a holder: it keeps a shared lock on the file `holders` in the
 server's directory. The server runs under a watcher, a small process that waits for the exclusive
-lock on that file. The kernel gives it away when the last holder has let go, be it by `close()`, by
+lock on that file. The kernel grants it when the last holder has let go, be it by `close()`, by
 exit or by SIGKILL; then the watcher ends the server. There is no count that could go wrong, no poll
-and no timeout. A newcomer who arrives meanwhile waits for his shared lock until the server is gone,
-and starts it anew.
+and no timeout. A process that arrives meanwhile waits for its shared lock until the server is gone,
+and starts it again.
 
-Who starts it: whoever gets the exclusive lock on the file `running`. The lock is handed to the
-watcher and by it to the server, so it is free exactly when neither is left, and two servers never
-write the same data. On Linux the kernel ends the server if the watcher itself is killed; elsewhere
-such a server stays until it is shut down by hand.
+The process that gets the exclusive lock on the file `running` starts the server. The watcher
+inherits that lock and passes it on to the server, so it is free exactly when neither is left, and
+two servers never write the same data. On Linux the kernel ends the server if the watcher itself is
+killed; elsewhere such a server stays until it is shut down by hand.
 
 A forked child holds the server as its parent does: locks belong to the open file, which both share.
 """
@@ -31,9 +31,10 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-from chasqui import _watcher
 from chasqui.errors import EmbeddedServerError
 
+#: Run by path, not imported: it stands on the standard library alone.
+_WATCHER = Path(__file__).with_name("embedded_watcher.py")
 #: How long a server may stay silent after its start. Loading its data does not count: it says so.
 START_TIMEOUT_S = 30.0
 
@@ -205,7 +206,7 @@ def _launch(binary: Path, directory: Path, temporary: bool, running_fd: int) -> 
     server = [str(binary), "--port", "0", "--dir", str(directory), "--daemonize", "no"]
     server += ["--unixsocket", str(path), "--unixsocketperm", "700"]
     server += ["--appendonly", "yes", "--save", ""]
-    watcher = [sys.executable, "-I", "-S", _watcher.__file__, str(running_fd)]
+    watcher = [sys.executable, "-I", "-S", str(_WATCHER), str(running_fd)]
     watcher += [str(directory / "holders"), str(directory) if temporary else ""]
     watcher += ["" if path.parent == directory else str(path.parent)]
     with open(directory / "server.log", "wb") as log:

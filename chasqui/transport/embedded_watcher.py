@@ -29,7 +29,7 @@ def main(
     `running_fd` is locked: it stays so until both this process and the server have ended.
     """
     if os.fork():
-        os._exit(0)  # so that whoever started us need not reap us
+        os._exit(0)  # so that our parent need not reap us
     server = subprocess.Popen(command, pass_fds=[running_fd], preexec_fn=_dying_with(os.getpid()))
     all_left = threading.Event()
     threading.Thread(target=_end, args=(server, holders, all_left), daemon=True).start()

@@ -1,4 +1,4 @@
-"""One live socket of the asyncio connection: frames out, replies in, in step."""
+"""One live socket of the asyncio connection: frames out, replies in."""
 
 import asyncio
 import contextlib
@@ -12,54 +12,50 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
-from chasqui.model.config import CredentialProvider, Endpoint
+from chasqui._core.reply import ProtocolError
 from chasqui.errors import UnreachableError
-from chasqui.transport.recovery import (
+from chasqui.model.config import CredentialProvider, Endpoint
+from chasqui.transport.handshake import Handshake
+from chasqui.transport.pipeline import Pipeline
+from chasqui.transport.request import Request
+from chasqui.transport.server import ServerProfile
+from chasqui.transport.sockets import (
     ATTEMPT_DELAY_S,
     CONNECT_TIMEOUT_S,
     INBOX_BYTES,
     AddressInfo,
-    Introduction,
     by_turns,
     make_inbox,
     tune,
 )
-from chasqui.transport.request import Effect, Request, commands
-from chasqui.transport.server import ServerProfile
 
 T = TypeVar("T")
 
 #: Bytes that the transport may hold before the link counts as not writable.
 _TRANSPORT_HIGH_BYTES = 1024 * 1024
 
-#: The most that TLS may have taken apart already beyond what it says is there.
+#: The most that TLS may have decrypted already beyond what it says is there.
 _RECORD_BYTES = 32 * 1024
-#: What no link of a loop reads into right now: mostly one, for all of them.
+#: By event loop, the inboxes that no link reads into right now: mostly one, for all links.
 _spare_inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[memoryview]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-class Link(asyncio.BufferedProtocol):
+class Link(Pipeline, asyncio.BufferedProtocol):
     """A link to one server. Its owner sets the three callbacks."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+        super().__init__(endpoint)
         self.on_reply: Callable[[Link, Request, Any], None] = _resolve
         self.on_lost: Callable[[Link], None] = _fail_first
         self.on_writable: Callable[[], None] = lambda: None
-        self.profile: ServerProfile | None = None
-        self.inflight: deque[Request] = deque()
-        self.is_writable = True
-        #: Why we dropped it: its server broke the protocol or did not answer.
+        #: Why we dropped it: the server broke the protocol or did not answer.
         self.fault: Exception | None = None
-        #: No new requests go out: the link closes once its last reply has come.
-        self.is_retired = False
         loop = asyncio.get_running_loop()
         #: Done when the socket is closed.
         self.lost: asyncio.Future[None] = loop.create_future()
-        #: What it reads into, from when the loop asks for it until its replies are handed over.
+        #: What it reads into, from `get_buffer` until the replies are handed over.
         self._inbox: memoryview | None = None
         self._spare = _spare_inboxes.setdefault(loop, [])
         self._transport: asyncio.Transport | None = None
@@ -68,7 +64,6 @@ class Link(asyncio.BufferedProtocol):
         #: Why the link was lost, where that is known.
         self.error: Exception | None = None
         self._pid = os.getpid()
-        self._reader = ReplyReader()
 
     def send(self, requests: Iterable[Request]) -> None:
         """Write the frames of all requests at once; their replies are now awaited."""
@@ -80,11 +75,11 @@ class Link(asyncio.BufferedProtocol):
                 frames.append(request.frame)
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         except BaseException:
-            self.abort()  # a signal's handler raised, and nobody knows what went out
+            self.abort()  # a signal handler raised, and nobody knows what was written
             raise
 
     def retire(self) -> None:
-        """Close as soon as nothing is on its way."""
+        """Send no more, and close as soon as nothing is in flight."""
         self.is_retired = True
         if not self.inflight:
             self.abort()
@@ -97,8 +92,8 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def shut_down(self) -> None:
-        """End the link at the server too, though a forked child may have a copy of the socket. In
-        that child it stays the parent's."""
+        """End the link at the server too, though a forked child may have a copy of the socket. In a
+        forked child this does nothing: the link is the parent's."""
         if self.sock is not None and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
@@ -111,7 +106,9 @@ class Link(asyncio.BufferedProtocol):
         tune(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if sizehint > INBOX_BYTES:  # TLS, for all there is: at an end it does not hand on the rest
+        if (
+            sizehint > INBOX_BYTES
+        ):  # TLS hands over all it has in one go: at the end of the stream it drops the rest
             self._inbox = memoryview(bytearray(sizehint + _RECORD_BYTES))
         elif self._inbox is None:
             self._inbox = self._spare.pop() if self._spare else make_inbox()
@@ -121,45 +118,21 @@ class Link(asyncio.BufferedProtocol):
         inbox, self._inbox = self._inbox, None
         assert inbox is not None
         try:
-            self._take(inbox[:nbytes])
+            self.receive(inbox[:nbytes], self.on_reply)
+        except ProtocolError as error:
+            self.fault = error
+            self.abort()
         except BaseException:
             self.abort()  # out of step, and its reader may still look at what is in the inbox
             raise
+        else:
+            if self.is_retired and not self.inflight:
+                self.retire()
         self._give_back(inbox)
 
     def _give_back(self, inbox: memoryview) -> None:
         if len(inbox) == INBOX_BYTES:
             self._spare.append(inbox)
-
-    def _take(self, data: memoryview) -> None:
-        reader, inflight = self._reader, self.inflight
-        try:
-            reader.feed(data)
-            while True:
-                reply = reader.read(inflight[0].builder if inflight else None)
-                if reply is INCOMPLETE:
-                    break
-                if type(reply) is Push:
-                    continue
-                if not inflight:
-                    raise ProtocolError("Protocol error, a reply that nobody asked for")
-                request = inflight[0]
-                if request.count == 1:
-                    del inflight[0]
-                    request.link = self
-                    self.on_reply(self, request, reply)
-                    continue
-                request.replies.append(reply)
-                if len(request.replies) == request.count:
-                    del inflight[0]
-                    request.link = self
-                    self.on_reply(self, request, request.replies)
-        except ProtocolError as error:
-            self.fault = error
-            self.abort()
-            return
-        if self.is_retired and not inflight:
-            self.retire()
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -171,8 +144,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_retired = True
         self.error = error
-        # The builder of a reply that broke off is free now, not when somebody forgets this link.
-        self._reader = ReplyReader()
+        self.forget_reader()
         if self._inbox is not None:
             self._give_back(self._inbox)
             self._inbox = None
@@ -182,7 +154,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 async def open_link(
-    endpoint: Endpoint, introduction: Introduction, provider: CredentialProvider | None
+    endpoint: Endpoint, handshake: Handshake, provider: CredentialProvider | None
 ) -> Link:
     """Dial and shake hands; a link that is ready for requests."""
     loop = asyncio.get_running_loop()
@@ -200,7 +172,7 @@ async def open_link(
                 await loop.create_connection(
                     lambda: link, sock=link.sock, ssl=endpoint.tls, server_hostname=name
                 )
-            link.profile = await _shake_hands(link, endpoint, introduction)
+            link.profile = await _shake_hands(link, endpoint, handshake)
     except BaseException as error:
         link.abort()
         if isinstance(error, TimeoutError):
@@ -212,9 +184,9 @@ async def open_link(
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function that blocks gives, from a thread of its own: the loop's threads may all be
-    taken, by handlers that block in them for as long as they like. Nobody waits for one that was
-    given up, not even Python at its end. Raises RuntimeError if no thread can be started."""
+    """The result of a function that blocks, run in a thread of its own: handlers may block all
+    threads of the loop for as long as they like. If the caller is cancelled, nothing waits for the
+    thread, not even the end of Python. Raises RuntimeError if no thread can be started."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -246,13 +218,13 @@ async def _connect(host: str, port: int) -> socket.socket:
     except ValueError:
         found = await in_thread(look_up)
     else:
-        found = look_up()  # nobody is asked
+        found = look_up()  # no name server is asked
     return await _first_of(by_turns(found))
 
 
 async def _first_of(addresses: list[AddressInfo]) -> socket.socket:
-    """A socket that is connected to the first address that answers. Each has a head start before
-    the next one is tried too: one that swallows what it is sent holds up nobody."""
+    """A socket that is connected to the first address that answers. Each address has a head start
+    before the next is tried too, so one that never answers delays the dial only that long."""
     loop = asyncio.get_running_loop()
     untried = deque(addresses)
     failure: BaseException = OSError("the host has no address")
@@ -294,20 +266,17 @@ def _close_unwanted(dial: asyncio.Task[socket.socket]) -> None:
         dial.result().close()
 
 
-async def _shake_hands(link: Link, endpoint: Endpoint, introduction: Introduction) -> ServerProfile:
+async def _shake_hands(link: Link, endpoint: Endpoint, handshake: Handshake) -> ServerProfile:
     loop = asyncio.get_running_loop()
-    talk = introduction.talk(endpoint)
-    pipeline = next(talk)
+    talk = handshake.talk(endpoint)
+    request = next(talk)
     while True:
-        request = commands(*pipeline, effect=Effect.READ)
-        pipeline.clear()  # it may hold the password
         request.outcome = loop.create_future()
         if link.is_retired:
             raise link.error or _hung_up()
         link.send([request])
-        replies = await request.outcome
         try:
-            pipeline = talk.send(replies if request.count > 1 else [replies])
+            request = talk.send(await request.outcome)
         except StopIteration as stop:
             profile: ServerProfile = stop.value
             return profile

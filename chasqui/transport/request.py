@@ -1,4 +1,4 @@
-"""What goes to the server and what becomes of it when the link drops: data, no I/O.
+"""A request, and what losing its reply means: data, no I/O.
 
 Operations are written once, as generators that yield requests and get replies (`Plan`); the asyncio
 and the blocking connection both run them.
@@ -45,7 +45,7 @@ class Script:
 
 
 class Outcome(Protocol):
-    """What the asyncio connection needs of a future."""
+    """What a connection needs of a future: where the reply or the exception goes."""
 
     def done(self) -> bool: ...
     def set_result(self, reply: Any, /) -> None: ...
@@ -60,13 +60,13 @@ class Request:
     """
 
     __slots__ = (
+        "boot_deadline_s",
         "builder",
         "count",
         "deadline_s",
         "effect",
         "frame",
         "is_in_doubt",
-        "latest_s",
         "link",
         "outcome",
         "raises",
@@ -94,50 +94,32 @@ class Request:
         self.builder = builder
         self.script = script
         self.raises = raises
-        #: None: the connection's own.
+        #: None: the connection's timeout.
         self.timeout_s = timeout_s
-        # What the connection notes on the way:
-        #: An `Outcome`, or, on a blocking connection, the reply or the exception itself.
+        # The flow and the links write the rest.
+        #: An `Outcome`.
         self.outcome: Any = None
         self.replies: list[Any] = []
-        #: The link that its last answer came over.
+        #: The link that its last reply came over.
         self.link: object = None
         self.deadline_s = 0.0
-        #: The same by `clock.boot_s`: it is not sent after that, though its machine slept meanwhile
-        #: and timers know nothing of it. The server may have forgotten by then that it was.
-        self.latest_s = math.inf
+        #: The same by `clock.boot_s`, which goes on while the machine sleeps; timers do not. The
+        #: request is not sent after that: the server may have forgotten that it was sent before.
+        self.boot_deadline_s = math.inf
         self.tries = 0
-        #: Why the server would not do it just now.
+        #: The last refusal that did not end it.
         self.refusal: ReplyError | None = None
-        #: A link was lost after it went out and before it was answered.
+        #: It was in flight when a link was lost: it may or may not have been applied.
         self.is_in_doubt = False
 
     def send_source(self) -> None:
-        """From now on carry the script itself: EVALSHA becomes EVAL, which the server caches."""
+        """Send the script's text from now on: EVALSHA becomes EVAL, and the server caches it."""
         assert self.script is not None
         name, source = self.script.sha, self.script.source
         by_name = b"$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (len(name), name)
         by_source = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(source), source)
         self.frame = self.frame.replace(by_name, by_source, 1)
         self.script = None
-
-    def fail(self, error: Exception) -> None:
-        """Give it up. An outcome of the caller's own may never count as done: it is told once, and
-        the request, wherever it still is, is nobody's from now on."""
-        outcome = self.outcome
-        if not outcome.done():
-            self.outcome = _TOLD
-            outcome.set_exception(error)
-
-
-class _Told:
-    """The outcome of a request that was given up: there is nobody left to tell."""
-
-    def done(self) -> bool:
-        return True
-
-
-_TOLD = _Told()
 
 
 def commands(*calls: tuple[Any, ...], effect: Effect, **options: Any) -> Request:

@@ -1,7 +1,7 @@
 """Finding the server that owns a queue: Sentinel and Cluster by redis-py, embedded by starting it.
 
-Blocking, and rarely asked: the asyncio side calls it in a thread. redis-py is imported by who asks,
-since loading it takes as long as all the rest of us together.
+It blocks and is rarely asked: the asyncio side calls it in a thread. redis-py is imported when
+first needed, since it takes as long to import as the rest of the package.
 """
 
 import os
@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from chasqui import embedded
-from chasqui.model.config import Endpoint
 from chasqui.errors import AuthenticationError, UnreachableError
+from chasqui.model.config import Endpoint
+from chasqui.transport import embedded
 from chasqui.transport.server import without_arguments
 
 #: How long one node may take to answer where another is.
@@ -21,7 +21,7 @@ _LOOKUP_TIMEOUT_S = 2.0
 
 
 class Directory:
-    """Tells where the server of an endpoint is, and holds an embedded one while it is in use."""
+    """Finds the server of an endpoint, and holds an embedded one while it is in use."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._path = endpoint.path
@@ -53,7 +53,8 @@ class Directory:
 
 
 def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
-    """The primary that the first node names which knows it; in any order, for one may be stale."""
+    """The primary, by the first node that knows it. Nodes are asked in random order: one of them
+    may be out of date."""
     from redis import Redis
     from redis.exceptions import AuthenticationError as WrongPasswordError
     from redis.exceptions import NoPermissionError, RedisError
@@ -71,7 +72,7 @@ def _ask(endpoint: Endpoint, key: bytes) -> tuple[str, int]:
         except (WrongPasswordError, NoPermissionError) as error:
             refusal = error
         except (RedisError, OSError) as error:
-            # Final is only what all of them say: this one may be up again, and know better.
+            # Not final: this node may be up again soon, and know better.
             failure = f": {without_arguments(str(error))}"
         else:
             has_answered = True
@@ -105,7 +106,7 @@ def _ask_node(node: Any, host: str, key: bytes) -> tuple[str, int] | None:
     slot = key_slot(key)
     for first, last, (owner, port, *_), *_ in node.execute_command("CLUSTER SLOTS"):
         if first <= slot <= last:
-            # One that does not know its own name is where it was asked.
+            # A node that does not know its own address is where we asked it.
             return (owner.decode() if owner else host), int(port)
     return None
 
@@ -115,19 +116,19 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
     from redis.retry import Retry
 
     options: dict[str, Any] = {
-        "protocol": 2,  # HELLO, by which newer redis-pys greet, is not known everywhere
+        "protocol": 2,  # newer versions of redis-py begin with HELLO, which old servers do not know
         "socket_timeout": _LOOKUP_TIMEOUT_S,
         "socket_connect_timeout": _LOOKUP_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),  # a dead node is skipped, and we ask again ourselves
+        "retry": Retry(NoBackoff(), 0),  # a dead node is skipped; the next dial asks again
     }
     username, password = endpoint.username, endpoint.password
     if endpoint.kind == "sentinel":
-        # Those are for the servers that the sentinels watch, not for themselves.
+        # `username` and `password` are for the servers that the sentinels watch.
         username, password = endpoint.sentinel_username, endpoint.sentinel_password
     if username or password is not None:
         options |= {"username": username, "password": password.reveal() if password else ""}
     if endpoint.tls:
-        # Said, for redis-py's defaults were not always as strict.
+        # Explicit, because the defaults of redis-py were not always as strict.
         strict = {"ssl_check_hostname": True, "ssl_min_version": ssl.TLSVersion.TLSv1_2}
         options |= {"ssl": True, "ssl_cert_reqs": "required", **strict, **endpoint.tls_files}
     return options
@@ -136,8 +137,7 @@ def _options(endpoint: Endpoint) -> dict[str, Any]:
 def _started(
     directory: Path | None, held: embedded.EmbeddedServer | None
 ) -> embedded.EmbeddedServer:
-    """The server of a directory. We dial it, so one that we hold may have crashed: then it is
-    started anew."""
+    """The server of a directory. If the server that we hold has crashed, this starts it again."""
     server = embedded.start(directory)
     if held is not None:
         held.close()
@@ -159,7 +159,7 @@ def _temporary() -> embedded.EmbeddedServer:
 
 
 def _forget_lock() -> None:
-    """In a forked child, where nobody would release what a thread of the parent held."""
+    """For a forked child: nothing there would release a lock that a thread of the parent held."""
     global _temporary_lock
     _temporary_lock = threading.Lock()
 

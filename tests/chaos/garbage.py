@@ -26,11 +26,11 @@ import uvloop
 
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyReader
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.errors import ChasquiError
-from chasqui.transport.recovery import Redial
+from chasqui.model.config import Endpoint
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
+from chasqui.transport.recovery import DialPacing
 from chasqui.transport.request import Effect, Request, commands
 from tests.chaos.figure import Figure, Say, silent
 from tests.core.memory import rss_bytes
@@ -45,7 +45,7 @@ GROWTH_MB = 64
 TIMEOUT_S = 10.0
 START_S = 60.0
 #: How replies with entries are read, as the corpus numbers it.
-SHAPES: tuple[Literal["streams", "range", "autoclaim"], ...] = ("streams", "range", "autoclaim")
+SHAPES: tuple[Literal["streams", "range"], ...] = ("streams", "range")
 #: How the next broken answer is read: half of them as plain values.
 DRAWN = ("plain", "plain", "plain", *SHAPES)
 #: Longer ones might come in two pieces, and then what is too much answers the next call.
@@ -74,8 +74,8 @@ class Garbage:
         self._pools: dict[str, list[bytes]] = {shape: [] for shape in SHAPES}
         for _ in range(len(SHAPES) * POOL):
             number, reply = (told := corpus.entries())[0], told[1:]
-            self._pools[SHAPES[number % 3]].append(reply)
-        entries = [reply for pool in self._pools.values() for reply in pool[: POOL // 3]]
+            self._pools[SHAPES[number % len(SHAPES)]].append(reply)
+        entries = [reply for pool in self._pools.values() for reply in pool[: POOL // len(SHAPES)]]
         self._pools["plain"] = [corpus.reply() for _ in range(POOL)] + entries
         #: The last call that was answered so: it may be sent again.
         self._last = b""
@@ -304,13 +304,13 @@ def at_once() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with mock.patch.object(Redial, "wait_s", _no_wait_s):
+        with mock.patch.object(DialPacing, "wait_s", _no_wait_s):
             yield
     finally:
         logger.setLevel(level)
 
 
-def _no_wait_s(redial: Redial, now_s: float) -> float:
+def _no_wait_s(redial: DialPacing, now_s: float) -> float:
     return 0.0
 
 

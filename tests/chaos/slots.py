@@ -20,9 +20,9 @@ from chasqui import MissedFiresPolicy, Queue, RepeatPattern
 from chasqui.model.keys import ENVELOPE, Keys
 from tests.chaos.figure import Figure, Say, silent
 from tests.faults.clock import ClockServer, build_clock, clock_s
-from tests.timed.process import Process
 from tests.ledger import number
 from tests.proxy import Fault, Proxy
+from tests.timed.process import Process
 
 QUEUE = "slots"
 SCHEDULERS = 3

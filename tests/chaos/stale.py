@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import redis
 
-from chasqui.consumer.mercy import MOST_LEASES
+from chasqui.consuming.takeover_pause import MOST_LEASES
 from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE
 from tests.chaos.scene import Record
 from tests.chaos.stage import Stage

@@ -1,6 +1,6 @@
-"""The command line as its users have it: its output and its exit code.
+"""Runs the command line as users do, and returns its output and its exit code.
 
-As a process where that proves something, else in this one, which is quicker.
+A command runs in this process, which is quicker, unless a process of its own proves more.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _VARIABLES = ("CHASQUI_URL", "CHASQUI_REDIS_URL", "REDIS_URL", "COLUMNS", "LINES
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left behind."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -59,7 +59,7 @@ class Chasqui(Protocol):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This environment, without what says where the server is."""
+    """This environment, without the variables that name a server."""
     inherited = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     return inherited | variables
 
@@ -108,7 +108,7 @@ def _logging_left_as_it_was() -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(*arguments: str, url: str) -> Iterator["subprocess.Popen[str]"]:
-    """A command that goes on until it is told to end."""
+    """A process that runs a command until it is killed."""
     with subprocess.Popen(
         [sys.executable, "-m", "chasqui", *arguments],
         stdout=subprocess.PIPE,
@@ -123,14 +123,14 @@ def running(*arguments: str, url: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def end(process: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> Ran:
-    """Tell a running command to end; what it had not said before."""
+    """Send a running command a signal; its exit code and the rest of its output."""
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     return Ran(process.returncode, out, err)
 
 
 class Terminal:
-    """A command in a terminal of 80 columns and 24 lines; what its screen shows, and its keys."""
+    """A command in a terminal of 80 columns and 24 lines, with its screen and its keys."""
 
     def __init__(self, *arguments: str, url: str) -> None:
         self._screen = pyte.Screen(80, 24)
@@ -152,9 +152,9 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def wait_for(self, pattern: str, *, is_there: bool = True) -> None:
-        """Read until the screen shows what is looked for, or no longer does.
+        """Read until the screen shows the pattern, or no longer does.
 
-        The rest of it may be half drawn then: what else is to be there is waited for as well.
+        The rest may be half drawn then, so wait for each thing that you need.
         """
         until_s = time.monotonic() + 30
         while bool(re.search(pattern, self.shown, re.MULTILINE)) is not is_there:
@@ -177,11 +177,11 @@ class Terminal:
         return self._process.wait(30)
 
     def _read(self, until_s: float) -> bool:
-        """Take what is shown next; False if nothing more comes."""
+        """Read the next output; False if there is no more."""
         ready, _, _ = select.select([self._ours], [], [], max(0.0, until_s - time.monotonic()))
         try:
             chunk = os.read(self._ours, 65536) if ready else b""
-        except OSError:  # how Linux says that nobody has the terminal any more
+        except OSError:  # Linux reports a terminal without processes like this
             chunk = b""
         self._stream.feed(chunk)
         return bool(chunk)
@@ -196,7 +196,7 @@ class Terminal:
 
 
 def run_in_terminal(*arguments: str, url: str) -> Ran:
-    """Run a command in a terminal of 80 columns; `out` is what it showed, without its commands."""
+    """Run a command in a terminal of 80 columns; `out` has its text without escape sequences."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     variables = environment(CHASQUI_URL=url, TERM="xterm")
@@ -209,7 +209,7 @@ def run_in_terminal(*arguments: str, url: str) -> Ran:
         while True:
             try:
                 chunk = os.read(ours, 65536)
-            except OSError:  # how Linux says that nobody has the terminal any more
+            except OSError:  # Linux reports a terminal without processes like this
                 break
             if not chunk:
                 break
@@ -231,7 +231,7 @@ def chasqui(valkey_9: Server) -> Chasqui:
 
 @pytest.fixture
 def bury(valkey_9: Server, queue_name: str) -> Callable[..., str]:
-    """Puts a job into the dead-letter queue of `queue_name`, as a worker would; its DLQ id."""
+    """Buries a job in the DLQ of `queue_name`, as a worker would; its DLQ id."""
 
     def give(name: str, data: Any, reason: str, **fields: str) -> str:
         envelope = encode_envelope(f"id-{name}", encode(data), 1_700_000_000_000, 2)

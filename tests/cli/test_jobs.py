@@ -146,7 +146,7 @@ def test_bulk_that_is_in_by_half_is_told(
 def test_line_that_is_not_json_is_named(chasqui: Chasqui, queue_name: str) -> None:
     ran = chasqui("add", queue_name, "--from", "-", stdin='{"name": "a", "data": 1}\n[]\n')
     assert ran.code == 2
-    assert "chasqui: line 2 is no job" in ran.err
+    assert "chasqui: line 2 is not a job" in ran.err
     ran = chasqui("add", queue_name, "--from", "-", stdin="{\n")
     assert "chasqui: line 1 is not JSON" in ran.err
 
@@ -259,7 +259,7 @@ def test_time_that_no_calendar_has_is_shown_as_it_is(
     assert chasqui("job", queue_name, "gone", "--json").json["attempts"] == 1
 
 
-def test_drain_deletes_what_nobody_has_begun_on_every_server(
+def test_purge_deletes_what_nobody_has_begun_on_every_server(
     server: Server | RemoteServer, queue_name: str
 ) -> None:
     url, keys = server.url, Keys(queue_name)
@@ -269,27 +269,47 @@ def test_drain_deletes_what_nobody_has_begun_on_every_server(
     with redis.Redis.from_url(url) as client:
         client.xgroup_create(keys.stream, "default", "0")
         client.xreadgroup("default", "somebody", {keys.stream: ">"}, count=1)
-    would = call("drain", queue_name, "--delayed", url=url).out
+    would = call("purge", queue_name, "--delayed", url=url).out
     assert would == "would delete 2 waiting and 1 delayed jobs; add --yes to do it\n"
-    assert call("drain", queue_name, "--yes", url=url).out == "deleted 2 waiting jobs\n"
+    assert call("purge", queue_name, "--yes", url=url).out == "deleted 2 waiting jobs\n"
     facts = call("inspect", queue_name, "--json", url=url).json
     assert (facts["stream_depth"], facts["pending"], facts["delayed_depth"]) == (1, 1, 1)
-    drained = call("drain", queue_name, "--delayed", "--yes", "--json", url=url).json
-    assert drained == {"waiting": 0, "delayed": 1, "deleted": True}
+    purged = call("purge", queue_name, "--delayed", "--yes", "--json", url=url).json
+    assert purged == {"waiting": 0, "delayed": 1, "deleted": True}
     for job_id in ("first", "late"):
         assert call("add", queue_name, "mail", "1", "--id", job_id, url=url).out == f"{job_id}\n"
     taken = call("add", queue_name, "mail", "1", "--id", "held", url=url).out
     assert taken == "held was there already\n"
 
 
-def test_drain_goes_through_many_pages(chasqui: Chasqui, queue_name: str) -> None:
+def test_purge_goes_through_many_pages(chasqui: Chasqui, queue_name: str) -> None:
     lines = [json.dumps({"name": "mail", "data": i}) for i in range(1201)]
     lines += [json.dumps({"name": "m", "data": i, "delay_ms": 9_000_000}) for i in range(1201)]
     chasqui("add", queue_name, "--from", "-", stdin="\n".join(lines))
-    ran = chasqui("drain", queue_name, "--delayed", "--yes")
+    ran = chasqui("purge", queue_name, "--delayed", "--yes")
     assert ran.out == "deleted 1,201 waiting and 1,201 delayed jobs\n"
     facts = chasqui("inspect", queue_name, "--json").json
     assert (facts["stream_depth"], facts["delayed_depth"]) == (0, 0)
+
+
+def test_the_old_name_of_purge_works_and_warns(chasqui: Chasqui, queue_name: str) -> None:
+    chasqui("add", queue_name, "mail", "1")
+    ran = chasqui("drain", queue_name, "--yes")
+    assert ran.out == "deleted 1 waiting job\n"
+    assert "`drain` is now called `purge`" in ran.err
+    listed = [line.split()[0] for line in chasqui("--help").out.splitlines() if line.strip()]
+    assert "purge" in listed
+    assert "drain" not in listed
+
+
+def test_a_job_that_left_no_trace_shows_when_its_id_was_drawn(
+    chasqui: Chasqui, queue_name: str
+) -> None:
+    chasqui("add", queue_name, "mail", "1")
+    unknown = chasqui("job", queue_name, "01JH8ZT4Q5Y0V0Y9M5S1M3E7WX", "--json").json
+    assert (unknown["state"], unknown["created"]) == ("unknown", "2025-01-10T20:52:07.525Z")
+    own = chasqui("job", queue_name, "mine", "--json").json
+    assert (own["state"], own["created"]) == ("unknown", None)
 
 
 def test_next_fires_are_those_of_all_repeatable_jobs(chasqui: Chasqui, queue_name: str) -> None:

@@ -1,4 +1,4 @@
-"""`retention`, and what `inspect`, `doctor` and the exporter tell of who reads events."""
+"""`retention`, and what `inspect`, `doctor` and the exporter say about readers of events."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,13 +6,14 @@ from functools import partial
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chasqui import retention, sync
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
+from chasqui import sync
 from chasqui.exporter import Exporter
-from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect
+from chasqui.managing import retention
 from chasqui.managing.retention import EVENTS_KEPT, Log
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect
 from tests.cli.conftest import Ran, call
 from tests.servers import Server
 

@@ -23,12 +23,12 @@ def test_demo_tells_what_it_did() -> None:
     ran = run("demo", "--jobs", "1000")
     assert ran.code == 0
     assert "Every one of the 2,051 jobs was completed exactly once" in ran.out
-    assert re.search(r"^add_bulk.* 1,000 ", ran.out, re.MULTILINE)
+    assert re.search(r"^enqueue_many.* 1,000 ", ran.out, re.MULTILINE)
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
 def test_what_went_wrong_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Not that the queue could not be deleted after it, though that is logged."""
+    """The first error is raised; that the queue could not be deleted after it is only logged."""
     with pytest.raises(ZeroDivisionError), deleted_after("demo-1", "redis://127.0.0.1:1"):
         raise ZeroDivisionError
     assert "queue demo-1 could not be deleted: no connection to 127.0.0.1:1" in caplog.text
@@ -140,7 +140,7 @@ def test_doctor_knows_what_a_user_may_do(
     assert role in row["found"].partition(": ")[2]
     assert f"{role} lacks" not in row["advice"]
     (row,) = [row for row in call("doctor", "--json", url=url).json if row["what"] == "user"]
-    assert (row["verdict"], row["found"]) == ("RISK", f"{queue_name}: no part")
+    assert (row["verdict"], row["found"]) == ("RISK", f"{queue_name}: no role")
 
 
 @pytest.mark.parametrize("role", sorted(ROLES))

@@ -1,4 +1,4 @@
-"""`promoter`, `scheduler`, `worker --health-port`, logs: commands that go on until told to end."""
+"""`promoter`, `scheduler`, `worker --health-port`, logs: commands that run until a signal."""
 
 import json
 import logging
@@ -59,7 +59,7 @@ def test_scheduler_fires_until_it_is_told_to_end(
     assert (ended.code, ended.err) == (0, "")
 
 
-#: A worker whose handler says that it runs, and does until it is told to go on.
+#: A worker whose handler says that it runs, and then waits for a file.
 SLOW = """
 import time
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_health_port_that_is_taken_is_named(
         ran = run("worker", program, "--health-port", port, *processes, url=valkey_9.url)
     assert (ran.code, ran.err) == (
         1,
-        f"chasqui: no health on port {port}: Address already in use\n",
+        f"chasqui: cannot answer on health port {port}: Address already in use\n",
     )
 
 

@@ -1,4 +1,4 @@
-"""`watch`, `events`, `tail`, `job`, `top`: what happens to a queue, as it happens."""
+"""`watch`, `events`, `tail`, `job`, `top`: commands that show what happens to a queue."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ import redis
 from chasqui import Job, Queue, QueueEvents, Retry, UnrecoverableError, Worker
 from chasqui.cli.facts import History, sparkline
 from chasqui.cli.screen import Table, Top
-from chasqui.model.config import Endpoint
 from chasqui.errors import ClosedError
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
 from tests.cli.conftest import Chasqui, Ran, Terminal, call, end, run, running
 from tests.servers import KINDS, RemoteServer, Server
@@ -29,7 +29,7 @@ async def handle(job: Job) -> object:
 
 
 async def work(queue_name: str, url: str, *names: str) -> None:
-    """Add a job of each name, its id the same, and let a worker bring it to its end."""
+    """Add a job of each name, with the name as its id, and let a worker run it to its end."""
     worker = Worker(queue_name, handle, redis_url=url, store_results=True)
     async with Queue(queue_name, redis_url=url) as queue, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.run())
@@ -40,7 +40,7 @@ async def work(queue_name: str, url: str, *names: str) -> None:
 
 @pytest.fixture
 def lived(valkey_9: Server, queue_name: str) -> str:
-    """A queue in which a job was done, one needed two runs, and one died."""
+    """A queue in which one job was completed, one needed two attempts, and one died."""
     asyncio.run(work(queue_name, valkey_9.url, "mail", "flaky", "doomed"))
     return queue_name
 
@@ -156,7 +156,7 @@ def test_tail_waits_for_the_end(queue_name: str, valkey_9: Server) -> None:
     with running("tail", queue_name, "mail", url=valkey_9.url) as process:
         assert process.stderr is not None
         assert "there is no queue" in process.stderr.readline()
-        assert "no event of job mail is known: waiting" in process.stderr.readline()
+        assert "job mail has no events: waiting" in process.stderr.readline()
         asyncio.run(work(queue_name, valkey_9.url, "mail"))
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
@@ -206,7 +206,7 @@ async def test_job_that_runs_tells_who_has_it(valkey_9: Server, queue_name: str)
 
 
 async def test_job_that_was_handed_back_waits(valkey_9: Server, queue_name: str) -> None:
-    """By the server's account it is still the worker's that ended."""
+    """The server still assigns it to the worker that has ended."""
     has_begun = asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -281,9 +281,9 @@ def test_top_shows_queues_and_obeys_keys(
         terminal.press("\x1b")
         terminal.wait_for("DLQ depth", is_there=False)
         terminal.press("r")
-        terminal.wait_for("Run 1 dead job of queue")
+        terminal.wait_for("Replay 1 dead job of queue")
         terminal.press("n")
-        terminal.wait_for("Run 1 dead job", is_there=False)
+        terminal.wait_for("Replay 1 dead job", is_there=False)
         terminal.press("r")
         terminal.wait_for("y/n")
         terminal.press("y")
@@ -362,7 +362,7 @@ def test_who_lives_cannot_be_told_of_a_server_that_has_just_loaded_its_data(
 async def test_top_ends_in_the_middle_of_a_look(
     valkey_9: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection is closed under it, and there is no screen any more to say so on."""
+    """Its connection is closed during a look, and there is no screen left for a message."""
     app = Top(Endpoint.parse(valkey_9.url), [queue_name], group="default", interval_s=0.02)
     has_begun = asyncio.Event()
 

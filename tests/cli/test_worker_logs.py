@@ -1,4 +1,4 @@
-"""What `chasqui worker` shows: all that the program logs, as the program wants it; and its own."""
+"""The log of `chasqui worker`: the program's records, as the program wants them, and our own."""
 
 import json
 import os
@@ -53,7 +53,7 @@ ENDED = "worker ended after"
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_name: str) -> Callable[..., str]:
-    """Writes the program, in the current folder; what `chasqui worker` runs."""
+    """Writes the program to the current folder; the name that `chasqui worker` runs it by."""
     monkeypatch.chdir(tmp_path)
 
     def give(setup: str = "") -> str:
@@ -65,7 +65,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queue_name: str) -> C
 
 
 def read_until(process: "subprocess.Popen[str]", wanted: str, times: int = 1) -> list[str]:
-    """What it logs, up to the line that has what is wanted for the nth time."""
+    """The lines of its log, up to the nth that has the wanted text."""
     assert process.stderr is not None
     lines: list[str] = []
     while sum(wanted in line for line in lines) < times:
@@ -135,7 +135,7 @@ def test_every_line_of_the_program_is_json(
     about = {"job_id": job_id, "job_name": "pay", "attempt": 1}
     assert all(about.items() <= line.items() for line in lines if line["logger"] == "shop")
     burial = lines[-1]
-    assert burial["logger"] == "chasqui.consumer.dispatcher"
+    assert burial["logger"] == "chasqui.consuming.dispatcher"
     assert burial.items() >= {**about, "queue": queue_name, "level": "error"}.items()
     assert burial["traceback"].endswith("UnrecoverableError: no such customer")
 
@@ -149,7 +149,7 @@ def test_what_the_program_sets_up_is_left_alone(
         lines = read_until(process, "customer", 3)
         end(process)
     assert orders(lines) == [f"mine ERROR shop order {n} lost money" for n in range(20)]
-    started = f"mine INFO chasqui.consumer queue {queue_name}: worker started"
+    started = f"mine INFO chasqui.consuming.engine queue {queue_name}: worker started"
     assert any(line.startswith(started) for line in lines)
     assert "Traceback (most recent call last):" in lines
 
@@ -173,13 +173,13 @@ def test_a_level_that_the_program_sets_counts_for_us_unless_another_is_given(
 def test_a_logger_that_the_program_sees_to_is_shown_once_and_ours_too(
     write: Callable[..., str], chasqui: Chasqui, valkey_9: Server, queue_name: str
 ) -> None:
-    """`dictConfig` disables the loggers that were there before it; it does not mean ours."""
+    """`dictConfig` disables loggers that existed before it; ours must stay enabled."""
     chasqui("add", queue_name, "pay", '"refused"')
     with running("worker", write(DICT), url=valkey_9.url) as process:
         lines = read_until(process, "dead-letter queue")
         end(process)
     assert orders(lines) == [f"mine ERROR shop order {n} lost money" for n in range(20)]
-    assert any("INFO    chasqui.consumer: " in line for line in lines)
+    assert any("INFO    chasqui.consuming.engine: " in line for line in lines)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_failure_is_shown_with_its_traceback(
         lines = read_until(process, "dead-letter queue")
         lines += read_until(process, "  ValueError: ")
         end(process)
-    ours = [i for i, line in enumerate(lines) if "chasqui.consumer.dispatcher: queue" in line]
+    ours = [i for i, line in enumerate(lines) if "chasqui.consuming.dispatcher: queue" in line]
     assert [lines[i].split()[3] for i in ours] == ["WARNING", "ERROR"]
     for i in ours:
         assert lines[i].endswith("ValueError: the bank is closed\\x1b[2J")
@@ -208,7 +208,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
     private_server: Callable[..., Server],
     queue_name: str,
 ) -> None:
-    """Started where and with what; a lost server and its return, once each; the end."""
+    """The log has the start, a lost server and its return, once each, and the end."""
     server = private_server(kind, requirepass="canary")
     url = server.url.replace("://", "://:canary@")
     where = f"127.0.0.1:{server.port}"
@@ -246,7 +246,7 @@ def test_the_life_of_a_worker_in_a_few_lines(
 def test_a_drain_that_the_server_does_not_hear_of_has_failed(
     write: Callable[..., str], private_server: Callable[..., Server], queue_name: str
 ) -> None:
-    """It is told once, and so is what may run again."""
+    """The log says it once, and once which jobs may run again."""
     server = private_server("redis-8.6")
     program = write()
     source = Path("program.py").read_text()
@@ -260,7 +260,9 @@ def test_a_drain_that_the_server_does_not_hear_of_has_failed(
         finally:
             os.kill(server.pid, signal.SIGCONT)
     assert ended.code == 1
-    warnings = [line for line in ended.err.splitlines() if "WARNING chasqui.consumer: " in line]
+    warnings = [
+        line for line in ended.err.splitlines() if "WARNING chasqui.consuming.drain: " in line
+    ]
     assert [line.partition(": queue ")[2] for line in warnings] == [
         f"{queue_name}: the drain is incomplete: the server did not answer; jobs that could not be "
         "handed back run when their leases are over",
@@ -272,7 +274,7 @@ def test_a_drain_that_the_server_does_not_hear_of_has_failed(
 def test_a_server_that_hangs_is_lost_too(
     write: Callable[..., str], private_server: Callable[..., Server]
 ) -> None:
-    """The links notice it one after the other; it is told once."""
+    """The links notice it one after the other; the log says it once."""
     server = private_server("valkey-9")
     with running("worker", write(), url=server.url) as process:
         read_until(process, "is now its promoter")

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 import pytest
 import redis as redis_py
 
-from chasqui import clock
 from chasqui._core.envelope import decode_envelope, encode_envelope
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.consuming.heartbeat import Heartbeat
-from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.metrics.testing import InMemorySink
+from chasqui.model import clock
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.model.payload import encode
 from chasqui.queue import Queue
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
 from chasqui.worker import Worker
 from tests.servers import RemoteServer, Server
@@ -261,7 +261,7 @@ def renew_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let heartbeats say that all is well, and not ask."""
 
     def pretend(self: Heartbeat) -> int:
-        self._holdings.renewed(clock.boot_s())
+        self._held.renewed(clock.boot_s())
         return 0
 
     monkeypatch.setattr(Heartbeat, "run_once", pretend)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chasqui import BatchError, Job, UnrecoverableError
+from chasqui import BatchError, Job, UnrecoverableError, current_job
 
 
 def double(job: Job) -> int:
@@ -107,3 +107,21 @@ def behave(job: Job) -> Any:
         case "hang":
             time.sleep(60)
     return job.data
+
+
+def attempts(job: Job) -> list[Any]:
+    """How many runs it has, once it is in the last but one, and in the last."""
+    known = [job.attempt, job.max_attempts, job.is_last_attempt]
+    if not job.attempt:
+        raise ValueError(f"{known}")
+    return known
+
+
+def attempts_of_batch(jobs: list[Job]) -> list[Any]:
+    return [attempts(job) for job in jobs]
+
+
+def current(job: Job) -> list[Any]:
+    """What a function finds by `current_job` that it was not given."""
+    known = current_job()
+    return [known.id, known.max_attempts, known == job]

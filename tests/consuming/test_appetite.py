@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from chasqui.consumer import appetite
+from chasqui.consuming import appetite
 from chasqui.consuming.appetite import AHEAD_S, HOLD_S, Appetite
-from chasqui.consumer.config import ConsumerConfig
-from chasqui.consumer.holdings import Holdings
+from chasqui.consuming.config import ConsumerConfig
+from chasqui.consuming.held import Held
 
 
 class Stage:
@@ -17,26 +17,19 @@ class Stage:
     def __init__(self, patch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now_s = 1000.0
         patch.setattr(appetite.time, "monotonic", lambda: self.now_s)
-        self.idle = 0
-        self.finished = 0
-        self.holdings = Holdings(15.0)
-        self.appetite = Appetite(
-            ConsumerConfig(**options),
-            self.holdings,
-            idle_slots=lambda: self.idle,
-            finished=lambda: self.finished,
-        )
+        self.held = Held("q", 15.0)
+        self.appetite = Appetite(ConsumerConfig(**options), self.held)
         self.appetite._entry_bytes = 100.0
 
     def come(self, count: int) -> None:
         self.appetite.came(36 if self.appetite._entry_bytes < 1000 else 1 << 20)
-        self.holdings.waiting.extend(object() for _ in range(count))  # type: ignore[misc]
+        self.held.waiting.extend(object() for _ in range(count))  # type: ignore[misc]
 
     def work(self, seconds: float, pace: float) -> None:
         """Finish runs at a pace, looking around as often as a reader does."""
         for _ in range(round(seconds / 0.1)):
             self.now_s += 0.1
-            self.finished += round(pace / 10)
+            self.held.finished += round(pace / 10)
             self.appetite.wanted()
 
 
@@ -47,7 +40,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
 
 def test_at_first_only_idle_slots_count(stage: Callable[..., Stage]) -> None:
     at = stage()
-    at.idle = 7
+    at.held.open_places = 7
     assert at.appetite.wanted() == 7
 
 
@@ -83,15 +76,15 @@ def test_one_entry_waits_behind_runs_that_are_short(
     at = stage(**options)
     places = options["concurrency"] * options.get("batch", 1)
     for _ in range(20):
-        at.idle = places
+        at.held.open_places = places
         at.now_s += 0.02
         asked = at.appetite.wanted()
-        at.idle = 0
+        at.held.open_places = 0
         at.come(asked - places)  # the others begin at once
         at.now_s += run_s
-        at.finished += places
+        at.held.finished += places
         assert at.appetite.excess() == 0, "nothing is read that goes back"
-        at.holdings.waiting.clear()
+        at.held.waiting.clear()
     assert asked == places + ahead
 
 
@@ -99,10 +92,10 @@ def test_runs_that_end_at_once_are_no_quick_pace(stage: Callable[..., Stage]) ->
     at = stage()
     for _ in range(5):
         at.now_s += 1.0
-        at.finished += 100
+        at.held.finished += 100
         at.appetite.wanted()
         at.now_s += 0.06
-        at.finished += 10
+        at.held.finished += 10
         assert at.appetite.wanted() <= 4
 
 
@@ -119,7 +112,7 @@ def test_what_is_begun_soon_is_kept(stage: Callable[..., Stage]) -> None:
     at = stage()
     at.come(100)
     at.now_s += HOLD_S
-    at.finished += 100
+    at.held.finished += 100
     assert at.appetite.excess() == 0
     assert at.appetite.excess() == 0, "it is not yet time to judge again"
 
@@ -130,14 +123,14 @@ def test_what_is_not_begun_soon_goes_back_within_two_judgments(
     at = stage()
     at.work(3, pace=10_000)
     at.come(100)
-    at.finished += 100  # then all stands still
+    at.held.finished += 100  # then all stands still
     at.now_s += HOLD_S
     assert at.appetite.excess() == 0
     at.now_s += at.appetite.judged_in_s()
     assert at.appetite.excess() == 100
-    at.holdings.waiting.clear()
+    at.held.waiting.clear()
     assert at.appetite.wanted() == 0, "nothing is read until a slot is idle"
-    at.idle = 1
+    at.held.open_places = 1
     assert at.appetite.wanted() == 1
 
 
@@ -145,14 +138,14 @@ def test_a_slow_pace_keeps_what_it_will_begin(stage: Callable[..., Stage]) -> No
     at = stage()
     at.come(1000)
     at.now_s += HOLD_S
-    at.finished += 4
+    at.held.finished += 4
     assert at.appetite.excess() == 996
 
 
 def test_time_without_anything_waiting_is_not_judged(stage: Callable[..., Stage]) -> None:
     at = stage()
     at.come(1)
-    at.holdings.waiting.clear()
+    at.held.waiting.clear()
     at.now_s += 60
     at.come(50)
     assert at.appetite.excess() == 0

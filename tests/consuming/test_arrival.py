@@ -12,12 +12,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from chasqui import Job, scripts
+from chasqui import Job
+from chasqui._core.entry import Entry
 from chasqui._core.envelope import encode_retry
-from chasqui.consumer.reader import Reader
-from chasqui.model.keys import Keys
+from chasqui.consuming.takeovers import Takeovers
 from chasqui.metrics import DlqRouted, JobOutcome
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.scripts import settling
 from chasqui.transport.request import Script
 from tests.consuming.conftest import Redis, Running, at_rest, envelope, until
 
@@ -206,19 +208,20 @@ async def test_trimmed_while_pending_is_reported_and_swept_out(
     monkeypatch: pytest.MonkeyPatch,
     is_swept: bool,
 ) -> None:
-    monkeypatch.setattr("chasqui.consumer.reader.SWEEP_S", 0.2)
-    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.2)
+    monkeypatch.setattr("chasqui.consuming.takeovers.SWEEP_S", 0.2)
+    monkeypatch.setattr("chasqui.consuming.takeovers.LOOK_S", 0.2)
     if not is_swept:
         sha = hashlib.sha1(UNSWEPT, usedforsecurity=False).hexdigest().encode()
-        monkeypatch.setattr(scripts, "RECLAIM", Script("unswept", UNSWEPT, sha))
+        monkeypatch.setattr(settling, "RECLAIM", Script("unswept", UNSWEPT, sha))
     looks: list[int] = []
-    reclaim = Reader._reclaim
+    take_over = Takeovers._take_over
 
-    async def look(self: Reader, *arguments: Any) -> int:
-        looks.append(await reclaim(self, *arguments))
-        return looks[-1]
+    async def look(self: Takeovers, *arguments: Any) -> list[Entry | None]:
+        entries = await take_over(self, *arguments)
+        looks.append(len(entries))
+        return entries
 
-    monkeypatch.setattr(Reader, "_reclaim", look)
+    monkeypatch.setattr(Takeovers, "_take_over", look)
     await queue.add_bulk([{"name": "n", "data": i} for i in range(20)])
     await redis("XGROUP", "CREATE", keys.stream, "default", "0")
     await redis("XREADGROUP", "GROUP", "default", "dead", "STREAMS", keys.stream, ">")
@@ -247,7 +250,7 @@ async def test_trimmed_while_pending_is_reported_and_swept_out(
 async def test_trimmed_while_it_runs(
     queue: Queue, start: Start, redis: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chasqui.consumer.reader.SWEEP_S", 0.2)
+    monkeypatch.setattr("chasqui.consuming.takeovers.SWEEP_S", 0.2)
     gate = asyncio.Event()
     begun = asyncio.Event()
 

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, consumers
+from chasqui import Job
 from chasqui.cli.facts import mappings
+from chasqui.managing import consumers
 from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.model.keys import DEFAULT_GROUP, Keys
-from chasqui.promoter import PromoterDuty
 from chasqui.queue import Queue
+from chasqui.scripts import settling
+from chasqui.timed.promoter import PromoterLoop
+from chasqui.transport.connection import Connection
 from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -124,7 +126,7 @@ async def test_a_worker_whose_server_is_gone_ends_as_soon(
 ) -> None:
     """It does not even ask to leave."""
     asked: list[str] = []
-    monkeypatch.setattr("chasqui.consumer.leave", lambda *names: asked.append(names[-1]))
+    monkeypatch.setattr("chasqui.consuming.drain.leave", lambda *names: asked.append(names[-1]))
     proxy = make_proxy(server.url)
     await queue.add("mail", 1)
     running = start_at(proxy.url, fine)
@@ -141,7 +143,7 @@ async def test_a_worker_whose_server_is_gone_ends_as_soon(
 
 async def redis_sweep(redis: Redis, keys: Keys) -> int:
     """What the leader does now and then."""
-    script = (consumers.scripts.SWEEP.source, 2, keys.stream, keys.paused)
+    script = (settling.SWEEP.source, 2, keys.stream, keys.paused)
     swept: int = await redis("EVAL", *script, consumers.SILENCE_MS, consumers.SWEPT)
     return swept
 
@@ -176,7 +178,7 @@ async def test_the_leader_deletes_those_that_are_gone(
     connection = Connection(Endpoint.parse(server.url), key=keys.stream)
     bell = Connection(Endpoint.parse(server.url), key=keys.stream)
     stop = asyncio.Event()
-    duty = asyncio.ensure_future(PromoterDuty(keys, connection, bell).run(stop))
+    duty = asyncio.ensure_future(PromoterLoop(keys, connection, bell).run(stop))
     await until(lambda: _names_are(redis, keys, ["holds"]), "it was swept")
     stop.set()
     await duty

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, JobFailedError, UnrecoverableError, scripts
-from chasqui.consumer import acker
-from chasqui.consumer.relocator import MOVE_BATCH, MoveBatch
+from chasqui import Job, JobFailedError, UnrecoverableError
+from chasqui.consuming import acker
+from chasqui.consuming.moves import MAX_MOVES
+from chasqui.consuming.relocator import Moves
+from chasqui.managing.retention import TRIM_ENTRIES
 from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
-from chasqui.managing.retention import TRIM_ENTRIES
+from chasqui.scripts import settling
 from tests.consuming.conftest import Redis, Running, at_rest, told_done, until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -82,8 +84,8 @@ async def test_a_death_whose_reply_was_lost_is_told(
         raise UnrecoverableError("no such address")
 
     proxy = make_proxy(server.url)
-    await redis("SCRIPT", "LOAD", scripts.BURY.source)
-    proxy.fail(Fault.CUT_AFTER, "EVALSHA", holding=scripts.BURY.sha)
+    await redis("SCRIPT", "LOAD", settling.BURY.source)
+    proxy.fail(Fault.CUT_AFTER, "EVALSHA", holding=settling.BURY.sha)
     start_at(proxy.url, handler)
     job = await queue.add("n", 1)
     with pytest.raises(JobFailedError, match="no such address"):
@@ -113,7 +115,7 @@ async def test_without_a_fence_it_tells(
     queue: Queue, redis: Redis, keys: Keys, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acker.Acker, "_fenced", lambda self, batch: self._plain(batch, 10.0))
-    monkeypatch.setattr(acker.Acker, "_answered", lambda self, batch, _: self._finished(batch, []))
+    monkeypatch.setattr(acker.Acker, "_answered", lambda self, batch, _: self._finished(batch))
     assert await lose_and_tell(queue, redis, keys, start, monkeypatch, is_stored=False)
 
 
@@ -207,7 +209,7 @@ async def test_results_are_stored_by_size_as_well_as_by_number(
     fenced, size = acker.Acker._fenced, acker.RESULT_BYTES * 2 // 5
     gate, begun = asyncio.Event(), 0
 
-    def weigh(self: acker.Acker, batch: acker.AckBatch) -> Any:
+    def weigh(self: acker.Acker, batch: acker.Acks) -> Any:
         request = fenced(self, batch)
         sizes.append(len(request.frame))
         return request
@@ -262,7 +264,7 @@ async def test_moves_that_wait_for_a_slow_server_are_not_encoded(
     await running.ended(40)
     engine = running.worker._engine
     assert engine is not None
-    batches: set[MoveBatch] = engine._relocator._inflight
+    batches: set[Moves] = engine._relocator._inflight
 
     async def are_posted() -> bool:
         return len(batches) >= 20 and engine.connection.is_congested
@@ -290,4 +292,4 @@ async def test_events_of_jobs_that_never_ran_are_trimmed_too(
         return bool(await redis("XLEN", keys.dlq) == 2000)
 
     await until(are_buried, "all are buried")
-    assert await redis("XLEN", keys.events) < 100 + 100 + TRIM_ENTRIES + MOVE_BATCH
+    assert await redis("XLEN", keys.events) < 100 + 100 + TRIM_ENTRIES + MAX_MOVES

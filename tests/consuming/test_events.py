@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from chasqui import BackoffSpec, Job, UnrecoverableError
-from chasqui import events as chasqui_events
-from chasqui.model.keys import Keys
+from chasqui.events import writer as chasqui_events
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.consuming.conftest import Redis, Running, at_rest, until
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chasqui import BackoffSpec
 from chasqui.consuming.fate import (
     LEAVE,
     RUN,
@@ -28,6 +29,7 @@ class Entry:
     attempt: int = 0
     deliveries: int = 0
     retry: Any = None
+    name: str = "n"
 
     @property
     def max_attempts(self) -> int | None:
@@ -107,6 +109,57 @@ def test_what_a_job_leaves_open_the_worker_fills_in(own: Any, runs: int, wait_ms
     assert retry_delay_ms(retry, runs, Backoff(), 0.5) == wait_ms
 
 
+def test_a_job_goes_by_itself_then_by_its_name_then_by_the_worker() -> None:
+    of_name = Backoff(delay_ms=7, jitter_ms=0)
+    limits = Limits(
+        3,
+        backoff=NO_JITTER,
+        attempts_by_name={"mail": 2, "often": 9},
+        backoff_by_name={"mail": of_name},
+    )
+    assert [
+        limits.attempts_of(entry)
+        for entry in (Entry(), Entry(name="mail"), Entry(name="mail", retry=(4, None)))
+    ] == [3, 2, 4]
+
+    def wait_ms(entry: Entry) -> int:
+        verdict = on_failure(entry, Failure(), limits, 0.5)
+        assert isinstance(verdict, RunAgain)
+        return verdict.delay_ms
+
+    own = ("fixed", 40, None, None, 0)
+    assert wait_ms(Entry()) == 100
+    assert wait_ms(Entry(name="mail")) == 7
+    assert wait_ms(Entry(name="mail", retry=(None, own))) == 40
+    assert wait_ms(Entry(name="often", attempt=7)) == 100 * 2**7
+    # What a job leaves open is the same in every worker.
+    assert wait_ms(Entry(name="mail", retry=(None, ("exponential", 10, None, None, None)))) == 60
+    # Deliveries go by the attempts, so by the name too.
+    assert on_arrival(Entry(name="often", deliveries=8), limits, is_in_hand=False) == RUN
+    assert on_arrival(Entry(name="mail", deliveries=3), limits, is_in_hand=False) == Bury(
+        "retries_exhausted", "worker lost"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits_ms"),
+    [
+        (BackoffSpec.fixed(40, jitter_ms=0), [40, 40, 40]),
+        (BackoffSpec.fixed(40), [90, 90, 90]),
+        # Nobody says a minute and means half of one.
+        (BackoffSpec.fixed(60_000, jitter_ms=0), [60_000] * 3),
+        (BackoffSpec("fixed", 60_000, 50_000, jitter_ms=0), [50_000] * 3),
+        (BackoffSpec.exponential(20_000, jitter_ms=0), [20_000, 30_000, 30_000]),
+        (BackoffSpec("exponential", 10, jitter_ms=0), [10, 20, 40]),
+        (BackoffSpec.exponential(10, multiplier=3, max_ms=50, jitter_ms=0), [10, 30, 50]),
+        (BackoffSpec.exponential(0, multiplier=0.0, jitter_ms=0), [0, 0, 0]),
+    ],
+)
+def test_a_spec_of_the_worker(spec: BackoffSpec, waits_ms: list[int]) -> None:
+    backoff = Backoff.of(spec)
+    assert [retry_delay_ms(None, runs, backoff, 0.5) for runs in (1, 2, 3)] == waits_ms
+
+
 UINTS = st.integers(0, 2**64 - 1)
 BACKOFFS = st.tuples(
     st.sampled_from(["fixed", "exponential", "x"]),
@@ -124,11 +177,29 @@ def test_no_spec_makes_a_delay_that_a_score_cannot_hold(own: Any, runs: int, luc
     assert 0 <= wait_ms <= 2**52
 
 
-@given(st.integers(1, 30), st.none() | st.integers(0, 30), st.integers(1, 10))
+@given(
+    st.builds(
+        BackoffSpec,
+        st.sampled_from(["fixed", "exponential"]),
+        UINTS,
+        st.none() | UINTS,
+        st.none() | st.floats(0, allow_nan=False, allow_infinity=False),
+        st.none() | UINTS,
+    ),
+    st.integers(1, 2**32),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_nor_does_a_spec_of_the_worker(spec: BackoffSpec, runs: int, luck: float) -> None:
+    wait_ms = retry_delay_ms(None, runs, Backoff.of(spec), luck)
+    assert type(wait_ms) is int
+    assert 0 <= wait_ms <= 2**52
+
+
+@given(st.integers(1, 30), st.none() | st.integers(1, 30), st.none() | st.integers(0, 30))
 def test_a_job_that_always_fails_runs_exactly_as_often_as_it_may(
-    of_worker: int, own: int | None, deliveries: int
+    of_worker: int, of_name: int | None, own: int | None
 ) -> None:
-    limits = Limits(of_worker)
+    limits = Limits(of_worker, attempts_by_name={} if of_name is None else {"n": of_name})
     entry = Entry(retry=None if own is None else (own, None))
     runs = 0
     while on_arrival(entry, limits, is_in_hand=False) == RUN:
@@ -139,4 +210,4 @@ def test_a_job_that_always_fails_runs_exactly_as_often_as_it_may(
             break
         assert isinstance(verdict, RunAgain)
         entry = Entry(attempt=verdict.attempt, retry=entry.retry)
-    assert runs == (of_worker if own is None else own)
+    assert runs == next(most for most in (own, of_name, of_worker) if most is not None)

@@ -26,6 +26,10 @@ async def takes_by_name(*, job: Any) -> None:
     pass
 
 
+async def takes_more(job: Any, *, retry: bool) -> None:
+    pass
+
+
 def plain_generator(job: Any) -> Iterator[int]:
     yield 1
 
@@ -36,6 +40,9 @@ async def generator(job: Any) -> AsyncIterator[int]:
 
 class Mailer:
     def send(self, job: Any, retry: bool = False) -> None:
+        pass
+
+    def hurry(self, job: Any, *, now: bool) -> None:
         pass
 
     async def __call__(self, job: Any) -> None:
@@ -76,6 +83,12 @@ class TakesTwo:
             {"timeout_ms": {"slpp": 5}},
             "timeout_ms names 'slpp', for which handler has no function of its own: is it 'sleep'",
         ),
+        ({"a": plain}, {"max_attempts": {"b": 2}}, "max_attempts names 'b', .* of its own$"),
+        ({"a": plain}, {"backoff": {"b": 2}}, "backoff names 'b', .* of its own$"),
+        (plain, {"backoff": {5: 5}}, "backoff goes by the names of jobs, .*: got 5"),
+        (plain, {"max_attempts": {5: 5}}, "max_attempts goes by the names of jobs, .*: got 5"),
+        (plain, {"batch": 5, "max_attempts": {"a": 1}}, "max_attempts cannot go by name with bat"),
+        (plain, {"batch": 5, "backoff": {"a": 1}}, "backoff cannot go by name with batch: pass on"),
         ({"a": plain}, {"processes": {"b": 2}}, "processes names 'b', .* of its own$"),
         ({"a": plain}, {"processes": {"b": 2}, "default": plain}, "processes names 'b'"),
         (plain, {"processes": {"b": 2}}, "processes names 'b'"),
@@ -92,6 +105,12 @@ def test_timeouts_may_be_for_names_that_the_default_runs():
     Worker("q", plain, timeout_ms={"b": 5})
 
 
+@pytest.mark.parametrize("option", ["max_attempts", "backoff"])
+def test_so_may_what_else_goes_by_name(option: str):
+    Worker("q", {"a": plain}, default=plain, **{option: {"b": 5}})
+    Worker("q", plain, **{option: {"b": 5}})
+
+
 def test_an_empty_mapping_with_a_default_will_do():
     Worker("q", {}, default=plain)
 
@@ -102,6 +121,10 @@ def test_an_empty_mapping_with_a_default_will_do():
         (takes_nothing, r"takes_nothing takes \(\)"),
         (takes_two, r"takes_two takes \(to: str, subject: str\)"),
         (takes_by_name, r"takes_by_name takes \(\*, job: Any\)"),
+        (takes_more, r"takes_more takes \(job: Any, \*, retry: bool\)"),
+        (Mailer().hurry, r"Mailer\.hurry takes \(job: Any, \*, now: bool\)"),
+        (functools.partial(takes_two, "ada", "hello"), "partial takes"),
+        (functools.partial(takes_more), "partial takes"),
         (lambda: None, "<lambda> takes"),
         (Mailer.send, r"Mailer\.send takes"),
         (Mailer().nothing, r"Mailer\.nothing takes"),
@@ -140,6 +163,7 @@ def test_a_generator_is_refused(handler: Any):
         functools.partial(Mailer.send, Mailer()),
         functools.partial(takes_two, "ada"),
         functools.partial(takes_two, subject="hello"),
+        functools.partial(takes_more, retry=True),
         lambda *jobs: None,
         lambda job, more=None: None,
         print,
@@ -153,3 +177,12 @@ def test_a_generator_is_refused(handler: Any):
 )
 def test_whatever_can_be_called_with_a_job_is_taken(handler: Any):
     Worker("q", handler)
+
+
+def test_a_class_is_a_plain_function_whatever_its_instances_are():
+    class Late:
+        def __init__(self, job: Any) -> None: ...
+        async def __call__(self) -> None: ...
+
+    run, _ = Worker("q", Late)._handlers.find("mail")
+    assert run is not Late

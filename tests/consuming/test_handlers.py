@@ -506,7 +506,7 @@ async def test_a_process_over_its_time_is_ended(queue: Queue, start: Start) -> N
 async def test_consumer_hands_over_bytes_and_stores_bytes(
     server: Any, queue: Queue, queue_name: str
 ) -> None:
-    from chasqui import payload
+    from chasqui.model import payload
 
     seen: list[RawJob] = []
 

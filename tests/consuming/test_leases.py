@@ -16,7 +16,8 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, Worker, sync
-from chasqui.consumer.reader import Reader
+from chasqui._core.entry import Entry
+from chasqui.consuming.takeovers import Takeovers
 from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.consuming.conftest import (
@@ -114,7 +115,7 @@ async def test_a_blocked_loop_keeps_its_jobs(
 ) -> None:
     """Those that run and those that wait, though a rival takes over what lapses. Without the
     heartbeat it gets them, and they run twice."""
-    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", KEPT_S / 4)
+    monkeypatch.setattr("chasqui.consuming.takeovers.LOOK_S", KEPT_S / 4)
     if not is_renewed:
         renew_nothing(monkeypatch)
     runs: list[int] = []
@@ -193,12 +194,12 @@ async def test_entries_in_hand_that_come_back_are_not_run_again(
     """The heartbeat renews nothing and says it did; the worker's own read takes its running entry
     over from itself."""
 
-    async def reclaim(self: Reader, most: int) -> int:
+    async def take_over(self: Takeovers, most: int) -> list[Entry | None]:
         """As if others had something in hand too, where reads cannot claim."""
-        return await self._reclaim(most, 0.1)
+        return await self._take_over(most, 0.1)
 
     renew_nothing(monkeypatch)
-    monkeypatch.setattr(Reader, "_look_after_others", reclaim)
+    monkeypatch.setattr(Takeovers, "_look_after_others", take_over)
     gate = asyncio.Event()
     runs: Counter[str] = Counter()
 
@@ -262,7 +263,7 @@ async def test_a_job_that_keeps_the_gil_does_not_go_from_worker_to_worker_for_ev
         f"    return Worker({queue.name!r}, handler, max_deliveries=3, **options)\n"
     )
     (tmp_path / "rude.py").write_text(program)
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     await queue.add("n", None)
     workers = [
         await asyncio.create_subprocess_exec(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Retry, scripts
-from chasqui.consumer.acker import AckBatch
-from chasqui.consumer.dispatcher import Dispatcher
-from chasqui.consumer.relocator import MoveBatch
-from chasqui.model.keys import DEFAULT_GROUP, Keys
+from chasqui import Job, Retry
+from chasqui.consuming.acker import Acks
+from chasqui.consuming.failures import Failures
+from chasqui.consuming.relocator import Moves
 from chasqui.metrics import JobOutcome
+from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
+from chasqui.scripts import settling
 from chasqui.transport.request import Script
 from tests.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.proxy import Proxy
@@ -118,13 +119,13 @@ async def test_a_group_that_goes_while_there_is_no_room_for_a_read_is_made_again
     await running.fact(begun.wait())
     engine = running.worker._engine
     assert engine is not None
-    holdings = engine.holdings
-    assert len(holdings.waiting) > holdings.low_water
+    held = engine.held
+    assert len(held.waiting) > held.low_water
     await redis(*harm, keys.stream, *["default"] * (harm != ["DEL"]))
     await queue.add("n", "after")
 
     async def is_known() -> bool:
-        return bool(holdings.lost) or not holdings.is_alive
+        return bool(held.lost) or not held.is_alive
 
     await until(is_known, "a beat met no group")
     gate.set()
@@ -215,7 +216,7 @@ async def test_another_job_under_the_id_of_one_in_hand_is_run(
     assert engine is not None
 
     async def is_seen() -> bool:
-        return bool(engine.holdings.lost)
+        return bool(engine.held.lost)
 
     await until(is_seen, "the worker knows that there is another job under this id")
     gate.set()
@@ -251,7 +252,7 @@ async def test_a_lost_run_is_not_acknowledged_though_its_entry_comes_as_new(
     await redis("XCLAIM", keys.stream, "default", "rival", 0, entry_id)
     engine = running.worker._engine
     assert engine is not None
-    engine._heartbeat.beat_now()
+    engine.held.must_renew.set()
     await running.fact(told.wait())
     await redis("EVAL", FORGET, 1, keys.stream)
     await delivered_again(redis, keys)
@@ -267,8 +268,8 @@ async def test_a_lost_run_is_not_acknowledged_though_its_entry_comes_as_new(
 
 
 @pytest.mark.parametrize(
-    ("kind", "flag"),
-    [(AckBatch, "must_fence"), (MoveBatch, "was_repeated")],
+    "kind",
+    [Acks, Moves],
     ids=["ack", "move"],
 )
 async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_more_lease(
@@ -279,7 +280,6 @@ async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
     kind: Any,
-    flag: str,
 ) -> None:
     """A rival takes the entry over during the run. The settlement is sent for a second time and
     refused, and before we know it the entry is ours again."""
@@ -289,7 +289,7 @@ async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_
 
     def make_repeated(self: Any, *arguments: Any, **options: Any) -> None:
         make(self, *arguments, **options)
-        setattr(self, flag, True)
+        self.was_repeated = True
 
     def come_back(self: Any, reply: Any) -> None:
         if len(runs) == 1:
@@ -302,7 +302,7 @@ async def test_what_comes_back_while_its_settlement_is_refused_runs_without_one_
             pending = client.xpending_range(*claim, "-", "+", 1)
             ids.append(pending[0]["message_id"])
             client.xclaim(*claim, "rival", 0, ids)
-            if kind is MoveBatch:
+            if kind is Moves:
                 raise Retry
 
     monkeypatch.setattr(kind, "__init__", make_repeated)
@@ -349,11 +349,11 @@ async def test_what_is_lost_and_runs_on_hides_nothing_that_is_left_behind(
     await redis("XDEL", keys.stream, entry_id)
 
     async def is_known() -> bool:
-        engine._heartbeat.beat_now()
-        return entry_id in engine.holdings.lost and engine.health().lost == 1
+        engine.held.must_renew.set()
+        return entry_id in engine.held.lost and engine.health().lost == 1
 
     async def has_looked() -> bool:
-        return not engine._reader._must_recover
+        return not engine.held.must_recover
 
     await until(is_known, "it is lost")
     await until(has_looked, "nothing else is looked for")
@@ -362,7 +362,7 @@ async def test_what_is_lost_and_runs_on_hides_nothing_that_is_left_behind(
     )
 
     async def is_taken_up() -> bool:
-        engine._reader._reclaim_at_s = 0.0
+        engine._reader._takeovers.look_at_s = 0.0
         return orphan_begun.is_set()
 
     await until(is_taken_up, "the orphan runs beside the lost one")
@@ -374,10 +374,10 @@ async def test_an_entry_that_cannot_be_seen_to_keeps_no_other_from_running(
 ) -> None:
     """Both come with one read."""
 
-    def fail(self: Dispatcher, *arguments: Any, **options: Any) -> None:
+    def fail(self: Failures, *arguments: Any, **options: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Dispatcher, "_bury", fail)
+    monkeypatch.setattr(Failures, "bury", fail)
     ran = asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -426,11 +426,11 @@ async def test_a_job_whose_consumer_was_deleted_under_it_comes_to_its_end(
     if is_renewed:
 
         async def is_ours_again() -> bool:
-            engine._heartbeat.beat_now()
+            engine.held.must_renew.set()
             return bool((await redis("XPENDING", keys.stream, DEFAULT_GROUP))[0])
 
         await until(is_ours_again, "a beat makes it ours again")
-        assert not engine.holdings.lost
+        assert not engine.held.lost
     gate.set()
     if end == "buried":
         await running.buried(1)
@@ -463,7 +463,7 @@ async def test_jobs_whose_consumer_was_deleted_are_handed_back_by_a_drain(
     await running.fact(begun.wait())
     engine = running.worker._engine
     assert engine is not None
-    assert len(engine.holdings.ids()) == 5
+    assert len(engine.held.ids()) == 5
     await redis("XGROUP", "DELCONSUMER", keys.stream, DEFAULT_GROUP, engine.config.consumer_id)
     await running.stop()
     heir = start(handler, **options)
@@ -472,7 +472,7 @@ async def test_jobs_whose_consumer_was_deleted_are_handed_back_by_a_drain(
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("script", [scripts.ACK, scripts.COMPLETE], ids=repr)
+@pytest.mark.parametrize("script", [settling.ACK, settling.COMPLETE], ids=repr)
 async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(
     redis: Redis, keys: Keys, script: Script
 ) -> None:
@@ -480,6 +480,6 @@ async def test_an_ack_leaves_another_job_under_its_id_that_was_not_delivered(
     await redis("XGROUP", "CREATE", keys.stream, "g", "0")
     await redis("XREADGROUP", "GROUP", "g", "c", "STREAMS", keys.stream, ">")
     other = await redis("XADD", keys.stream, "*", "d", "")
-    words = [done, other] if script is scripts.ACK else ["c", 1, "", "", done, "", other, ""]
+    words = [done, other] if script is settling.ACK else ["c", 1, "", "", done, "", other, ""]
     await redis("EVAL", script.source, 1, keys.stream, "g", *words)
     assert [entry_id for entry_id, _ in await redis("XRANGE", keys.stream, "-", "+")] == [other]

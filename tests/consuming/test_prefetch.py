@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, scripts
+from chasqui import Job
 from chasqui.consuming.appetite import Appetite
 from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.scripts import settling
 from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -107,7 +108,7 @@ async def test_a_link_that_breaks_while_entries_go_back_loses_none(
     proxy = make_proxy(server.url)
     stall = Stall()
     count = await stall.add(queue, behind=10)
-    proxy.fail(fault, "EVALSHA", holding=scripts.RELEASE.sha)
+    proxy.fail(fault, "EVALSHA", holding=settling.RELEASE.sha)
     await stall.begins(lambda *args, **options: start_at(proxy.url, *args, **options))
     await until(lambda: _has_struck(proxy), "the link broke")
     stall.gate.set()
@@ -206,7 +207,7 @@ async def test_large_entries_behind_small_ones_do_not_fill_the_memory(
     """The reader has learned to ask for many at once; of what then comes it keeps what it may."""
     small, large, large_bytes, most_bytes = 20_000, 200, 100_000, 1_000_000
     for module in ("reader", "appetite"):
-        monkeypatch.setattr(f"chasqui.consumer.{module}.PREFETCH_BYTES", most_bytes)
+        monkeypatch.setattr(f"chasqui.consuming.{module}.PREFETCH_BYTES", most_bytes)
     runs: Counter[int] = Counter()
     held_bytes = 0
 
@@ -216,7 +217,7 @@ async def test_large_entries_behind_small_ones_do_not_fill_the_memory(
         if job.name == "large":
             engine = running.worker._engine
             assert engine is not None
-            waiting = sum(len(entry.envelope or b"") for entry in engine.holdings.waiting)
+            waiting = sum(len(entry.envelope or b"") for entry in engine.held.waiting)
             held_bytes = max(held_bytes, waiting)
 
     await queue.add_bulk([{"name": "small", "data": [n]} for n in range(small)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chasqui import Job
-from chasqui.consumer import processes
+from chasqui.consuming import processes
 from chasqui.queue import Queue
 from tests.consuming import handlers, slow_import
 from tests.consuming.conftest import WAIT_S, Running, until
@@ -306,7 +306,7 @@ async def test_a_process_whose_worker_is_killed_ends(
         f"    return Worker({queue.name!r}, mapping, processes=1, store_results=True)\n"
     )
     (tmp_path / "orphans.py").write_text(program)
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     worker = await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "chasqui", "worker", "orphans:make"],
         cwd=tmp_path,

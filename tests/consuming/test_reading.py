@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from chasqui import Job, NotSupportedError
-from chasqui.model.keys import Keys
 from chasqui.metrics import ReaderBatch
-from chasqui.transport.recovery import Search
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.transport.recovery import SharedDialPacing
 from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -117,13 +117,13 @@ async def test_all_links_of_a_worker_together_dial_five_times_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dials_s: list[float] = []
-    dialling = Search.dialling
+    dialling = SharedDialPacing.dialling
 
-    def note(self: Search, now_s: float) -> None:
+    def note(self: SharedDialPacing, now_s: float) -> None:
         dials_s.append(now_s)
         dialling(self, now_s)
 
-    monkeypatch.setattr(Search, "dialling", note)
+    monkeypatch.setattr(SharedDialPacing, "dialling", note)
     proxy = make_proxy(redis_86.url)
     # A short lease, so that the heartbeat dials too.
     running = start_at(proxy.url, fine, claim_min_idle_ms=300)

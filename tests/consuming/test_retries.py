@@ -10,11 +10,11 @@ import pytest
 
 from chasqui import BackoffSpec, Job, Retry, UnrecoverableError
 from chasqui._core.envelope import decode_delayed_member, decode_envelope
-from chasqui.transport.connection import Connection
-from chasqui.consumer.dispatcher import TOLD_JOBS
-from chasqui.model.keys import Keys
+from chasqui.consuming.dispatcher import LOGGED_JOBS
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, RetryScheduled
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Outcome, Request
 from tests.consuming.conftest import Redis, Running, at_rest, attempt_of, until
 
@@ -423,13 +423,13 @@ async def test_a_flood_of_failures_leaves_the_log_readable(
     running = start(handler)
     await queue.add_bulk([{"name": "n", "data": i, "attempts": 2, "backoff": 1} for i in range(50)])
     await running.buried(50)
-    assert caplog.text.count("failed, run 1 of 2, and runs again in") == TOLD_JOBS
+    assert caplog.text.count("failed, run 1 of 2, and runs again in") == LOGGED_JOBS
     told = [record for record in caplog.records if "went to the dead-letter" in record.message]
-    assert len(told) == TOLD_JOBS
+    assert len(told) == LOGGED_JOBS
     assert all(record.job_name == "n" and record.attempt == 2 for record in told)
     await running.stop()
     summaries = [record for record in caplog.records if hasattr(record, "left_out")]
-    assert [record.left_out for record in summaries] == [50 - TOLD_JOBS] * 2
+    assert [record.left_out for record in summaries] == [50 - LOGGED_JOBS] * 2
     assert all(record.message.endswith("more like this)") for record in summaries)
 
 
@@ -442,7 +442,7 @@ async def test_a_failure_is_logged_with_its_error_for_whoever_collects_them(
     running = start(handler)
     job = await queue.add("n", 1, attempts=2, backoff=1)
     await running.buried(1)
-    again, dead = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
+    again, dead = [one for one in caplog.records if one.name == "chasqui.consuming.dispatcher"]
     assert (again.levelname, dead.levelname) == ("WARNING", "ERROR")
     start_of_line = f"queue {queue_name}: job {job.id} (n) "
     assert again.message.startswith(f"{start_of_line}failed, run 1 of 2, and runs again in ")
@@ -471,6 +471,6 @@ async def test_a_retry_that_was_asked_for_is_no_failure(
     await queue.add("n", 1)
     await running.retried(1)
     await running.completed(1)
-    (told,) = [one for one in caplog.records if one.name == "chasqui.consumer.dispatcher"]
+    (told,) = [one for one in caplog.records if one.name == "chasqui.consuming.dispatcher"]
     assert (told.levelname, told.exc_info) == ("INFO", None)
     assert told.message.endswith(" (n) asked in run 1 of 25 to run again, in 1 ms: Retry: not yet")

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from chasqui.consuming.runs import within
+from chasqui.consuming.runs import run_with_timeout
 
 
 class Token:
@@ -29,7 +29,7 @@ async def test_a_run_that_ignores_its_end_is_kept_until_it_comes(limit_s: float)
             except asyncio.CancelledError:
                 was_told.set()
 
-    waiting = asyncio.ensure_future(within(limit_s, rude(), "q"))
+    waiting = asyncio.ensure_future(run_with_timeout(limit_s, rude(), "q"))
     await has_begun.wait()
     if limit_s > 1:
         waiting.cancel()

@@ -18,8 +18,8 @@ from chasqui import Job, Worker
 from chasqui.cli.facts import mapping
 from chasqui.consuming.heartbeat import Heartbeat
 from chasqui.errors import ServerError, UnreachableError
-from chasqui.model.keys import Keys
 from chasqui.metrics import LockOutcome
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
 from tests.consuming.conftest import WAIT_S, Redis, Running, at_rest, until
 from tests.proxy import Proxy
@@ -443,9 +443,9 @@ async def test_cancelling_run_does_not_wait_for_a_server_that_does_not_answer(
     is_silent: bool,
 ) -> None:
     """Not even if it was to drain in all calm, for ten minutes."""
-    monkeypatch.setattr("chasqui.consumer.CANCELLED_S", 0.1)
+    monkeypatch.setattr("chasqui.consuming.drain.CANCELLED_S", 0.1)
     if is_silent:  # a while is left to a server whose links are there
-        monkeypatch.setattr("chasqui.consumer.FLUSH_DEADLINE_S", 0.2)
+        monkeypatch.setattr("chasqui.consuming.drain.FLUSH_DEADLINE_S", 0.2)
     proxy = make_proxy(redis_86.url)
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -570,7 +570,7 @@ async def test_a_worker_ends_though_a_name_is_being_looked_up(
     async def heartbeat_asks() -> bool:
         return any("heartbeat" in name for name in asking)
 
-    caplog.set_level(logging.DEBUG, "chasqui.consumer")
+    caplog.set_level(logging.DEBUG, "chasqui.consuming")
     try:
         with monkeypatch.context() as patch:
             patch.setattr("socket.getaddrinfo", never)
@@ -606,20 +606,20 @@ async def test_leadership_is_released_and_taken_up_by_the_next(
 async def test_a_duty_that_breaks_begins_anew(
     queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from chasqui.promoter import PromoterDuty
+    from chasqui.timed.promoter import PromoterLoop
 
-    monkeypatch.setattr("chasqui.consumer.DUTY_AGAIN_MIN_S", 0.05)
-    run = PromoterDuty.run
+    monkeypatch.setattr("chasqui.consuming.engine.LOOP_AGAIN_MIN_S", 0.05)
+    run = PromoterLoop.run
     broken = 2
 
-    async def break_first(self: PromoterDuty, stop: asyncio.Event) -> None:
+    async def break_first(self: PromoterLoop, stop: asyncio.Event) -> None:
         nonlocal broken
         if broken:
             broken -= 1
             raise RuntimeError("a bug")
         await run(self, stop)
 
-    monkeypatch.setattr(PromoterDuty, "run", break_first)
+    monkeypatch.setattr(PromoterLoop, "run", break_first)
     running = start(fine)
     await queue.add("now", None)
     await queue.add("later", None, delay_ms=1)

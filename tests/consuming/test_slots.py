@@ -114,7 +114,7 @@ async def test_a_slot_that_is_cancelled_while_it_has_nothing_to_do_is_opened_aga
     assert engine is not None
 
     async def is_idle() -> bool:
-        return engine._dispatcher.idle_slots() == 1
+        return engine.held.idle_places == 1
 
     await until(is_idle, "one slot waits, and no more")
 

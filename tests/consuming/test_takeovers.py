@@ -6,21 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from chasqui import Job, LeaseLostError, scripts
-from chasqui.consumer import acker
+from chasqui import Job, LeaseLostError
+from chasqui.consuming import acker
 from chasqui.consuming.heartbeat import Heartbeat
 from chasqui.managing.consumers import HANDED_BACK_MS
-from chasqui.model.keys import Keys
 from chasqui.metrics import JobOutcome
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
-from tests.consuming.conftest import (
-    Redis,
-    Running,
-    at_rest,
-    envelope,
-    told_done,
-    until,
-)
+from chasqui.scripts import settling
+from tests.consuming.conftest import Redis, Running, at_rest, envelope, told_done, until
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
 
@@ -77,7 +71,7 @@ async def test_a_job_that_was_taken_over_knows_it_and_is_not_settled(
         await redis("XCLAIM", keys.stream, "default", "thief", 0, entry_id)
         engine = running.worker._engine
         assert engine is not None
-        engine._heartbeat.beat_now()
+        engine.held.must_renew.set()
         await running.ended(ended)
         assert told.pop() == f"job {job.id} was taken over by another worker"
         ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
@@ -117,7 +111,7 @@ async def test_what_was_handed_back_by_another_is_not_run_beside_its_own_run(
     assert engine is not None
 
     async def came_back() -> bool:
-        engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+        engine._reader._takeovers.look_at_s = 0.0  # where reads cannot claim, a look is due
         ((_, owner, _, _),) = await redis("XPENDING", keys.stream, "default", "-", "+", 1)
         return bool(owner != b"rival")
 
@@ -185,15 +179,15 @@ async def test_what_was_taken_over_and_comes_back_runs_without_one_more_lease(
     await redis(*claim)
 
     async def is_lost() -> bool:
-        engine._heartbeat.beat_now()
-        return entry_id in engine.holdings.lost
+        engine.held.must_renew.set()
+        return entry_id in engine.held.lost
 
     await until(is_lost, "it is known to be lost")
     assert await owner() == b"rival"
     await redis(*claim, "IDLE", 3_600_000, "JUSTID")
 
     async def came_back() -> bool:
-        engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+        engine._reader._takeovers.look_at_s = 0.0  # where reads cannot claim, a look is due
         return await owner() == ours and running.metrics.total_reclaimed > 0
 
     await until(came_back, "the rival is gone and it is delivered to us again")
@@ -230,7 +224,7 @@ async def test_an_ack_that_waits_takes_nothing_from_a_new_owner(
     assert engine is not None
 
     async def has_beaten() -> bool:
-        engine._heartbeat.beat_now()
+        engine.held.must_renew.set()
         return len(beats) > taken + 1
 
     await until(has_beaten, "a beat began after that, and is over")
@@ -296,7 +290,7 @@ async def test_one_who_never_receives_what_is_its_own_does_not_keep_it(
     await redis("XGROUP", "CREATE", keys.stream, "default", "0")
     await redis("XREADGROUP", "GROUP", "default", "deaf", "STREAMS", keys.stream, ">")
     proxy = make_proxy(server.url)
-    for command, script in (("EVALSHA", scripts.RECOVER.sha), ("EVAL", b"-- recover:")):
+    for command, script in (("EVALSHA", settling.RECOVER.sha), ("EVAL", b"-- recover:")):
         proxy.fail(Fault.CUT_AFTER, command, times=1_000_000, holding=script)
     start_at(proxy.url, fine, consumer_id="deaf", claim_min_idle_ms=2000)
     rival = start(fine, claim_min_idle_ms=2000, read_block_ms=50)
@@ -364,7 +358,7 @@ async def test_one_who_comes_back_takes_nothing_over_at_once(
     await queue.add("n", "new")
     engine = running.worker._engine
     assert engine is not None
-    engine._reader._reclaim_at_s = 0.0  # where reads cannot claim, a look is due
+    engine._reader._takeovers.look_at_s = 0.0  # where reads cannot claim, a look is due
     proxy.is_refusing = False
     await running.completed(3)
     assert ran == ["before", "new", "abandoned"]
@@ -397,7 +391,7 @@ async def test_where_reads_cannot_claim_there_is_a_look_at_who_holds_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One command, and no script while nobody else does."""
-    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.01)
+    monkeypatch.setattr("chasqui.consuming.takeovers.LOOK_S", 0.01)
     ran: list[str] = []
 
     async def handler(job: Job) -> None:

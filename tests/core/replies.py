@@ -10,7 +10,7 @@ import msgpack
 from chasqui._core.entry import Entry, EntryBuilder
 from chasqui._core.reply import INCOMPLETE, ProtocolError, Push, ReplyError, ReplyReader
 
-SHAPES = ("streams", "range", "autoclaim")
+SHAPES = ("streams", "range")
 
 
 class Recording(NamedTuple):
@@ -86,10 +86,7 @@ def entries_of(shape: str, reply: Any) -> Any:
     if shape == "streams":
         pairs = reply.items() if isinstance(reply, dict) else reply
         return comparable_entries([row for _, rows in pairs for row in rows])
-    if shape == "range":
-        return comparable_entries(reply)
-    cursor, rows, deleted = (*reply, [])[:3]
-    return ("tuple", [comparable(cursor), comparable_entries(rows), comparable(deleted)])
+    return comparable_entries(reply)
 
 
 def comparable_entries(rows: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The command buffer: framing, lending without a copy, nothing half-written."""
+"""The command buffer: framing, nothing half-written, memory that is kept."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_commands_are_framed_one_after_the_other(commands):
     for arguments in commands:
         buffer.command(*arguments)
     expected = b"".join(frame(*map(plain, arguments)) for arguments in commands)
-    assert bytes(buffer) == bytes(buffer.view()) == expected
+    assert bytes(buffer) == expected
     assert (len(buffer), buffer.commands, bool(buffer)) == (
         len(expected),
         len(commands),
@@ -98,49 +98,11 @@ def test_a_command_that_fails_leaves_nothing_behind(arguments, error):
     assert bytes(buffer) == frame("PING") + frame("ECHO", "x")
 
 
-@pytest.mark.parametrize("size", [0, 900, 5000])
-def test_while_a_view_is_out_nothing_is_written(size: int):
+def test_a_cleared_buffer_is_empty():
     buffer = CommandBuffer()
-    buffer.command("ECHO", b"x" * size)
-    before = bytes(buffer)
-    view = buffer.view()
-    other = memoryview(buffer)
-    part = view[4:]
-    assert buffer.is_lent
-    for write in (buffer.clear, lambda: buffer.command("PING")):
-        with pytest.raises(BufferError, match="view out"):
-            write()
-    with pytest.raises(BufferError, match="view out"):
-        buffer.command(view)
-    assert view.readonly
-    assert (view == before, part == before[4:], bytes(buffer) == before) == (True, True, True)
-    view.release()
-    other.release()
-    assert buffer.is_lent
-    part.release()
-    assert not buffer.is_lent
+    buffer.command("ECHO", b"x" * 5000)
     buffer.clear()
     assert (bytes(buffer), buffer.commands, len(buffer), bool(buffer)) == (b"", 0, 0, False)
-
-
-def test_a_view_outlives_the_buffer_it_came_from():
-    views = []
-    for size in (10, 10_000):
-        buffer = CommandBuffer()
-        buffer.command("ECHO", b"x" * size)
-        views.append((buffer.view(), frame("ECHO", b"x" * size)))
-        del buffer
-    assert all(view == expected for view, expected in views)
-
-
-def test_nobody_gets_to_write_through_a_view():
-    buffer = CommandBuffer()
-    buffer.command("PING")
-    with pytest.raises(TypeError):
-        buffer.view()[0] = 0
-    with pytest.raises((BufferError, TypeError)):
-        __import__("io").BytesIO(b"abcdefgh").readinto(buffer)
-    assert not buffer.is_lent
 
 
 def test_memory_is_kept_for_the_next_run():
@@ -154,48 +116,32 @@ def test_memory_is_kept_for_the_next_run():
     assert buffer.capacity == capacity
 
 
-class Transport(RuleBasedStateMachine):
-    """Writes, views kept and dropped in any order: what was lent never changes."""
+class Writing(RuleBasedStateMachine):
+    """Commands written, refused and cleared in any order: the buffer holds what was written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffer = CommandBuffer()
         self.written = b""
-        self.views: list[tuple[memoryview, bytes]] = []
 
     @rule(arguments=st.lists(st.binary(max_size=700), min_size=1, max_size=3))
     def write(self, arguments: list[bytes]) -> None:
-        try:
-            self.buffer.command(*arguments)
-        except BufferError:
-            assert self.views
-        else:
-            assert not self.views
-            self.written += frame(*arguments)
+        self.buffer.command(*arguments)
+        self.written += frame(*arguments)
 
-    @rule()
-    def lend(self) -> None:
-        self.views.append((self.buffer.view(), self.written))
-
-    @rule(at=st.integers(0, 5))
-    def release(self, at: int) -> None:
-        if self.views:
-            self.views.pop(at % len(self.views))[0].release()
+    @rule(arguments=st.lists(st.binary(max_size=700), max_size=3))
+    def fail(self, arguments: list[bytes]) -> None:
+        with pytest.raises(TypeError):
+            self.buffer.command(*arguments, None)  # type: ignore[arg-type]
 
     @rule()
     def clear(self) -> None:
-        if self.views:
-            with pytest.raises(BufferError):
-                self.buffer.clear()
-        else:
-            self.buffer.clear()
-            self.written = b""
+        self.buffer.clear()
+        self.written = b""
 
     @invariant()
-    def lent_bytes_are_good(self) -> None:
-        assert all(view == expected for view, expected in self.views)
+    def holds_what_was_written(self) -> None:
         assert bytes(self.buffer) == self.written
-        assert self.buffer.is_lent == bool(self.views)
 
 
-TestTransport = Transport.TestCase
+TestWriting = Writing.TestCase

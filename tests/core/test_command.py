@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import (
-    cut,
+    common_name,
     evalsha,
     evalsha_jobs,
-    shared,
-    xack_xdel,
+    slices_by_size,
     xackdel,
-    xadd,
-    xadd_dlq,
     xadd_event,
-    xadd_jobs,
     xadd_run_event,
     xreadgroup,
 )
@@ -47,43 +43,19 @@ def columns(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
 
 
-@given(ROWS, st.binary(max_size=30), UNSIGNED, st.none() | UNSIGNED, st.none() | st.binary())
-def test_a_bulk_is_one_xadd_per_job(rows, key, now_ms, maxlen, producer):
-    now_ms %= 2**48
-    payloads, names, ids, retries = columns(rows)
-    buffer = CommandBuffer()
-    answer = xadd_jobs(
-        *(buffer, key, UlidFactory(), now_ms, payloads, names, ids, retries),
-        maxlen=maxlen,
-        producer=producer,
-    )
-    expected = b""
-    for (payload, name, id, retry), given_id in zip(rows, answer, strict=True):
-        assert id in (None, given_id)
-        expected += frame(
-            *(b"XADD", key),
-            *([] if producer is None else [b"IDMP", producer, given_id]),
-            *([] if maxlen is None else [b"MAXLEN", b"~", maxlen]),
-            *(b"*", b"d", encode_envelope(given_id, payload, now_ms, 0, retry)),
-            *([b"n", name] if name else []),
-        )
-    assert bytes(buffer) == expected
-    assert buffer.commands == len(rows)
-    drawn = [id for id, asked in zip(answer, ids, strict=True) if asked is None]
-    assert drawn == sorted(set(drawn))
-
-
 @given(ROWS)
 def test_a_bulk_is_its_jobs_one_by_one(rows):
     payloads, names, ids, retries = columns(rows)
-    bulk, single = CommandBuffer(), CommandBuffer()
     entropy = os.urandom(1000)
-    xadd_jobs(bulk, b"k", UlidFactory(lambda _: entropy), NOW_MS, payloads, names, ids, retries)
-    ulids = UlidFactory(lambda _: entropy)
+    bulk = evalsha_jobs(
+        *(CommandBuffer(), SHA, [], [], UlidFactory(lambda _: entropy), NOW_MS),
+        *(payloads, names, ids, retries),
+    )
+    ulids, single = UlidFactory(lambda _: entropy), []
     for payload, name, id, retry in rows:
-        xadd_jobs(single, b"k", ulids, NOW_MS, [payload], name, [id], [retry])
-    assert bytes(bulk) == bytes(single)
-    assert bulk.commands == single.commands
+        job = (CommandBuffer(), SHA, [], [], ulids, NOW_MS, [payload], name, [id], [retry])
+        single += evalsha_jobs(*job)
+    assert bulk == single
 
 
 @given(ROWS, st.lists(st.binary(max_size=30), max_size=3), st.booleans(), st.booleans(), st.data())
@@ -105,15 +77,16 @@ def test_a_script_carries_a_chunk_of_jobs(rows, keys, is_named, is_timed, data):
             words.append(due_ms[i])
     assert bytes(buffer) == frame(*words)
     assert buffer.commands == 1
+    assert all(id in (None, given_id) for id, given_id in zip(ids, answer, strict=True))
+    drawn = [id for id, asked in zip(answer, ids, strict=True) if asked is None]
+    assert drawn == sorted(set(drawn))
 
 
 def test_one_name_serves_all():
     buffer = CommandBuffer()
-    ids = xadd_jobs(buffer, b"k", UlidFactory(), NOW_MS, [b"\xc0"] * 2, "mail")
-    assert bytes(buffer) == b"".join(
-        frame("XADD", "k", "*", "d", encode_envelope(id, b"\xc0", NOW_MS), "n", "mail")
-        for id in ids
-    )
+    ids = evalsha_jobs(buffer, SHA, [], [], UlidFactory(), NOW_MS, [b"\xc0"] * 2, "mail")
+    words = [word for id in ids for word in (encode_envelope(id, b"\xc0", NOW_MS), "mail")]
+    assert bytes(buffer) == frame("EVALSHA", SHA, 0, *words)
 
 
 def jobs(**changed: Any) -> dict[str, Any]:
@@ -145,12 +118,6 @@ WRONG_JOBS = [
     ({"now_ms": 2**48}, OverflowError),
     ({"ulids": None}, TypeError),
 ]
-IN_XADD = [
-    ({"names": None}, TypeError),
-    ({"maxlen": True}, TypeError),
-    ({"maxlen": [1]}, TypeError),
-    ({"producer": "x"}, TypeError),
-]
 IN_EVALSHA = [
     ({"due_ms": [1, 2]}, ValueError),
     ({"due_ms": [1, 2, -3]}, OverflowError),
@@ -158,15 +125,6 @@ IN_EVALSHA = [
     ({"keys": None}, TypeError),
     ({"arguments": [None]}, TypeError),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changed", "error"), WRONG_JOBS + IN_XADD)
-def test_a_bulk_that_fails_writes_nothing(changed, error):
-    buffer = CommandBuffer()
-    buffer.command("PING")
-    with pytest.raises(error):
-        xadd_jobs(buffer, b"k", **({"ulids": UlidFactory()} | jobs(**changed)))
-    assert (bytes(buffer), buffer.commands) == (frame("PING"), 1)
 
 
 @pytest.mark.parametrize(("changed", "error"), WRONG_JOBS + IN_EVALSHA)
@@ -187,11 +145,9 @@ def test_rows_that_are_replaced_while_an_id_is_drawn_are_not_read_after_they_are
         return os.urandom(size)
 
     buffer = CommandBuffer()
-    ids = xadd_jobs(buffer, b"k", UlidFactory(entropy), NOW_MS, payloads)
-    assert bytes(buffer) == b"".join(
-        frame("XADD", "k", "*", "d", encode_envelope(id, payload, NOW_MS))
-        for id, payload in zip(ids, payloads, strict=True)
-    )
+    ids = evalsha_jobs(buffer, SHA, [], [], UlidFactory(entropy), NOW_MS, payloads, None)
+    envelopes = [encode_envelope(*row, NOW_MS) for row in zip(ids, payloads, strict=True)]
+    assert bytes(buffer) == frame("EVALSHA", SHA, 0, *envelopes)
 
 
 def test_rows_that_are_replaced_by_a_due_time_are_not_read_after_they_are_gone():
@@ -223,18 +179,16 @@ def test_rows_that_are_cut_short_while_an_id_is_drawn_are_an_error():
 
     buffer = CommandBuffer()
     with pytest.raises(IndexError):
-        xadd_jobs(buffer, b"k", UlidFactory(entropy), NOW_MS, payloads)
+        evalsha_jobs(buffer, SHA, [], [], UlidFactory(entropy), NOW_MS, payloads)
     assert not buffer
 
 
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        (lambda b: xadd(b, b"k", ["f", 1]), "XADD k * f 1"),
-        (lambda b: xadd(b, b"k", (b"f", 1.5), maxlen=9), "XADD k MAXLEN ~ 9 * f 1.5"),
         (
-            lambda b: xadd_dlq(b, b"k", b"\xc0", "", b"1-1", "gone", extra=["x", 1], maxlen=5),
-            "XADD k MAXLEN ~ 5 * d \xc0 source_id 1-1 reason gone x 1",
+            lambda b: xadd_event(b, b"k", b"e", "i", 1, "n", [b"f", 1.5, "g", 2]),
+            "XADD k * e e id i ts 1 n n f 1.5 g 2",
         ),
         (
             lambda b: xadd_event(b, b"k", b"waiting", "id", 2**64 - 1, ""),
@@ -258,31 +212,19 @@ def test_the_other_commands(write, words):
     assert (bytes(buffer), buffer.commands) == (frame(*words.encode("latin-1").split()), 1)
 
 
-def test_ack_and_delete_are_two_commands():
-    buffer = CommandBuffer()
-    xack_xdel(buffer, b"k", b"g", [b"1-1", b"2-2"])
-    assert bytes(buffer) == frame("XACK", "k", "g", "1-1", "2-2") + frame("XDEL", "k", "1-1", "2-2")
-    assert buffer.commands == 2
-
-
 @pytest.mark.parametrize(
     ("write", "error"),
     [
-        (lambda b: xadd(b, b"k", []), ValueError),
-        (lambda b: xadd(b, b"k", ["f"]), ValueError),
-        (lambda b: xadd(b, b"k", ["f", None]), TypeError),
-        (lambda b: xadd(b, None, ["f", 1]), TypeError),
-        (lambda b: xadd(b, "k", ["f", 1]), TypeError),
-        (lambda b: xadd_dlq(b, b"k", b"", "", b"1-1", "r", extra=["odd"]), ValueError),
-        (lambda b: xadd_dlq(b, b"k", None, "", b"1-1", "r"), TypeError),
+        (lambda b: xadd_event(b, b"k", b"e", "id", 1, "", ["f", None]), TypeError),
+        (lambda b: xadd_event(b, None, b"e", "id", 1, ""), TypeError),
+        (lambda b: xadd_event(b, "k", b"e", "id", 1, ""), TypeError),
         (lambda b: xadd_event(b, b"k", b"e", "id", -1, ""), OverflowError),
         (lambda b: xadd_event(b, b"k", b"e", "id", 1, "", ["odd"]), ValueError),
         (lambda b: xackdel(b, b"k", b"g", []), ValueError),
         (lambda b: xackdel(b, b"k", b"g", [b"1-1", None]), TypeError),
         (lambda b: xackdel(b, b"k", b"g", [b"1-1", "2-2"]), TypeError),
         (lambda b: xackdel(b, b"k", None, [b"1-1"]), TypeError),
-        (lambda b: xack_xdel(b, b"k", b"g", []), ValueError),
-        (lambda b: xack_xdel(b, b"k", b"g", [b"1-1", 2]), TypeError),
+        (lambda b: xackdel(b, b"k", b"g", [b"1-1", 2]), TypeError),
         (lambda b: evalsha(b, SHA, [None], []), TypeError),
         (lambda b: evalsha(b, SHA, [], [b"x" * 5000, None]), TypeError),
         (lambda b: xreadgroup(b, b"g", b"c", b"k", count=True), TypeError),
@@ -295,31 +237,6 @@ def test_a_command_that_fails_writes_nothing(write, error):
     with pytest.raises(error):
         write(buffer)
     assert (bytes(buffer), buffer.commands) == (frame("PING"), 1)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda b: xadd_jobs(b, b"k", UlidFactory(), NOW_MS, [b""]),
-        lambda b: evalsha_jobs(b, SHA, [], [], UlidFactory(), NOW_MS, [b""]),
-        lambda b: xadd(b, b"k", ["f", 1]),
-        lambda b: xackdel(b, b"k", b"g", [b"1-1"]),
-        lambda b: xack_xdel(b, b"k", b"g", [b"1-1"]),
-        lambda b: evalsha(b, SHA, [], []),
-        lambda b: xreadgroup(b, b"g", b"c", b"k"),
-    ],
-)
-def test_while_a_view_is_out_no_command_is_written(write):
-    buffer = CommandBuffer()
-    buffer.command("PING")
-    view = buffer.view()
-    with pytest.raises(BufferError):
-        write(buffer)
-    assert bytes(view) == frame("PING")
-    assert buffer.commands == 1
-    view.release()
-    write(buffer)
-    assert buffer.commands > 1
 
 
 #: Those that do not tell when they were made.
@@ -371,18 +288,18 @@ def test_run_event_is_the_event_that_xadd_event_writes(name: str, duration_us: i
 def test_payloads_are_cut_into_chunks(
     sizes: list[int], most_jobs: int, most_bytes: int, stops: list[int]
 ) -> None:
-    parts = cut([b"x" * size for size in sizes], most_jobs, most_bytes)
+    parts = slices_by_size([b"x" * size for size in sizes], most_jobs, most_bytes)
     assert parts == [slice(*part) for part in zip([0, *stops], stops, strict=False)]
 
 
 def test_what_is_no_bytes_is_not_cut() -> None:
     with pytest.raises(TypeError, match=r"payloads\[1\] must be bytes, got str"):
-        cut([b"x", "y"], 3, 10)  # type: ignore[list-item]
+        slices_by_size([b"x", "y"], 3, 10)  # type: ignore[list-item]
 
 
 @given(st.lists(st.sampled_from(["", "a", "".join(["a"]), "ab", "ä"]), max_size=4))
 def test_a_name_that_all_share(names: list[str]) -> None:
-    assert shared(names) == (names[0] if len(set(names)) == 1 else None)
+    assert common_name(names) == (names[0] if len(set(names)) == 1 else None)
 
 
 def test_a_name_that_shortens_the_list_it_is_compared_in() -> None:
@@ -397,4 +314,4 @@ def test_a_name_that_shortens_the_list_it_is_compared_in() -> None:
 
     names = ["a", Vandal("a"), "a"]
     with pytest.raises(IndexError):
-        shared(names)
+        common_name(names)

@@ -115,12 +115,9 @@ def test_what_was_handed_back_is_not_new(idle_ms, deliveries, is_new):
     assert entry.is_new is is_new
 
 
-@pytest.mark.parametrize("count", [b"*2\r\n%b", b"*3\r\n%b*1\r\n$3\r\n9-9\r\n"])
-def test_autoclaim_in_two_and_three_parts(count: bytes):
-    reply = count % b"$3\r\n0-0\r\n*2\r\n*-1\r\n*2\r\n$3\r\n1-1\r\n*0\r\n"
-    cursor, (nothing, entry), deleted = read(reply, "autoclaim")
-    assert (cursor, nothing, entry.id) == (b"0-0", None, b"1-1")
-    assert deleted == ([b"9-9"] if b"9-9" in reply else [])
+def test_a_nil_among_entries_is_none():
+    nothing, entry = read(b"*2\r\n*-1\r\n*2\r\n$3\r\n1-1\r\n*0\r\n", "range")
+    assert (nothing, entry.id) == (None, b"1-1")
 
 
 @pytest.mark.parametrize(
@@ -145,11 +142,6 @@ def test_autoclaim_in_two_and_three_parts(count: bytes):
         ("streams", b"*1\r\n*2\r\n$1\r\nk\r\n$1\r\nx\r\n"),
         ("streams", b"%1\r\n:1\r\n"),
         ("streams", b"%1\r\n$1\r\nk\r\n_\r\n"),
-        ("autoclaim", b"*2\r\n:0\r\n"),
-        ("autoclaim", b"*2\r\n*0\r\n"),
-        ("autoclaim", b"*3\r\n$1\r\n0\r\n*0\r\n*1\r\n*2\r\n"),
-        ("autoclaim", b"*3\r\n$1\r\n0\r\n*1\r\n$3\r\n1-1\r\n"),
-        ("autoclaim", b"*4\r\n$1\r\n0\r\n*0\r\n*0\r\n*0\r\n"),
     ],
 )
 def test_other_shapes_are_refused(shape: str, reply: bytes):
@@ -159,7 +151,7 @@ def test_other_shapes_are_refused(shape: str, reply: bytes):
 
 @pytest.mark.parametrize("shape", ["", "Streams", "list"])
 def test_an_unknown_shape_is_refused(shape: str):
-    with pytest.raises(ValueError, match="shape must be one of streams, range, autoclaim"):
+    with pytest.raises(ValueError, match="shape must be one of streams, range, not"):
         EntryBuilder(shape)
     with pytest.raises(TypeError):
         EntryBuilder.__new__(EntryBuilder)

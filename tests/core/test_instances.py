@@ -4,11 +4,11 @@ import gc
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
-from chasqui._core.instances import Slots
+from chasqui._core.instances import InstanceFactory
 
 
 @dataclass(slots=True)
@@ -29,20 +29,51 @@ class Below(Pair):
     __slots__ = ("more",)
 
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Typed(Generic[T]):
+    left: Any
+    right: Any = None
+
+
+class Same(Typed[T]):
+    __slots__ = ()
+
+
+class Wide(Pair):
+    pass
+
+
+class Number(int):
+    __slots__ = ()
+
+
+REFUSED = [Weak, Open, Below, Wide, Number, int, type("Few", (), {"__slots__": ["a"]})]
+
+
 def test_a_column_is_a_list_or_one_value_for_all() -> None:
     lefts = [object() for _ in range(300)]
 
-    made = Slots(Pair).make(300, lefts, "r")
+    made = InstanceFactory(Pair).make(300, lefts, "r")
 
     assert made == [Pair(left, "r") for left in lefts]
     assert all(type(one) is Pair for one in made)
-    assert Slots(Pair).make(0, [], "r") == []
+    assert InstanceFactory(Pair).make(0, [], "r") == []
+
+
+@pytest.mark.parametrize("cls", [Typed, Same])
+def test_bases_without_state_are_no_obstacle(cls: type[Any]) -> None:
+    [made] = InstanceFactory(cls).make(1, [1], 2)
+    assert type(made) is cls
+    assert (made.left, made.right) == (1, 2)
 
 
 def test_what_is_made_can_be_changed_and_let_go() -> None:
     left, before = object(), sys.getrefcount(Pair)
     kept = sys.getrefcount(left)
-    made = Slots(Pair).make(50, [left] * 50, left)
+    made = InstanceFactory(Pair).make(50, [left] * 50, left)
     made[0].left = made[0].right = None
     assert sys.getrefcount(left) == kept + 98
     assert sys.getrefcount(Pair) >= before + 50
@@ -59,7 +90,7 @@ def test_the_garbage_collector_finds_them_in_a_cycle() -> None:
 
     held = Held()
     seen = weakref.ref(held)
-    [pair] = Slots(Pair).make(1, held, None)
+    [pair] = InstanceFactory(Pair).make(1, held, None)
     held.pair = pair  # type: ignore[attr-defined]
     del held, pair
 
@@ -68,17 +99,17 @@ def test_the_garbage_collector_finds_them_in_a_cycle() -> None:
     assert seen() is None
 
 
-@pytest.mark.parametrize("cls", [Weak, Open, Below, int, type("Few", (), {"__slots__": ["a"]})])
+@pytest.mark.parametrize("cls", REFUSED)
 def test_a_class_is_refused_whose_state_is_not_its_own_slots(cls: type) -> None:
     with pytest.raises(TypeError, match=cls.__name__):
-        Slots(cls)
+        InstanceFactory(cls)
 
 
 def test_wrong_numbers_are_refused() -> None:
-    slots = Slots(Pair)
+    factory = InstanceFactory(Pair)
     with pytest.raises(TypeError, match="Pair has 2 slots, not 1"):
-        slots.make(1, [1])
+        factory.make(1, [1])
     with pytest.raises(ValueError, match="a column has 3 values for 2 instances"):
-        slots.make(2, [1, 2, 3], None)
+        factory.make(2, [1, 2, 3], None)
     with pytest.raises(ValueError, match="-1"):
-        slots.make(-1, "a", "b")
+        factory.make(-1, "a", "b")

@@ -16,17 +16,13 @@ from chasqui._core.buffer import CommandBuffer
 from chasqui._core.column import Column
 from chasqui._core.columns import ColumnBuilder
 from chasqui._core.command import (
-    cut,
+    common_name,
     evalsha,
     evalsha_jobs,
     pack_jobs,
-    shared,
-    xack_xdel,
+    slices_by_size,
     xackdel,
-    xadd,
-    xadd_dlq,
     xadd_event,
-    xadd_jobs,
     xadd_run_event,
     xreadgroup,
 )
@@ -45,7 +41,7 @@ from chasqui._core.payload import pack, pack_rows, unpack
 from chasqui._core.reply import Builder, ProtocolError, ReplyReader
 from chasqui._core.typed import unpack_column
 from chasqui._core.ulid import UlidFactory
-from chasqui.model.job import job_slots
+from chasqui.model.job import job_factory
 from tests.core.memory import assert_keeps_nothing
 from tests.core.record_replies import frame
 
@@ -87,7 +83,7 @@ KNOWN: dict[tuple[int | None, int], tuple[bytes | None, object]] = {(3, id(None)
 
 BUFFER, ULIDS = CommandBuffer(), UlidFactory()
 READER = ReplyReader()
-STREAMS, RANGE, AUTOCLAIM = map(EntryBuilder, ("streams", "range", "autoclaim"))
+STREAMS, RANGE = map(EntryBuilder, ("streams", "range"))
 COLUMNS = ColumnBuilder([("name", "text", b"n")], ("entry_id", "payload", "envelope", "extra"))
 PAIR = msgpack.packb({"a": ["x", "2026-11-18"], "d": "1E+2"}) * 2
 PAIR_ENDS = struct.pack("=3i", 0, len(PAIR) // 2, len(PAIR))
@@ -197,27 +193,29 @@ CALLS: dict[str, Callable[[], object]] = {
     "command": clean(lambda: BUFFER.command("SET", b"k", bytearray(b"v"), 2**70, 1.5)),
     "command, wrong": lambda: BUFFER.command("SET", b"k" * 50, None),
     "buffer": lambda: CommandBuffer().command(b"x" * 5000),
-    "view": clean(lambda: (BUFFER.command(b"PING"), BUFFER.view(), bytes(BUFFER))),
-    "xadd_jobs": clean(
-        lambda: xadd_jobs(
-            *(BUFFER, b"k", ULIDS, NOW_MS, [ENVELOPE] * 3, ["a", "b", "c"]),
-            *([None, "an id", None], [None, b"\xc0", None]),
-            maxlen=1000,
-            producer=b"p",
-        )
-    ),
-    "xadd_jobs, wrong": lambda: xadd_jobs(BUFFER, b"k", ULIDS, NOW_MS, [b"x" * 99, b"", None]),
+    "bytes": clean(lambda: (BUFFER.command(b"PING"), bytes(BUFFER))),
     "evalsha_jobs": clean(
         lambda: evalsha_jobs(
             BUFFER, SHA, [b"k"], [300, "x"], ULIDS, NOW_MS, [b"\xc0"] * 2, due_ms=[10**12, 0]
         )
     ),
+    "evalsha_jobs with ids and retries": clean(
+        lambda: evalsha_jobs(
+            *(BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [ENVELOPE] * 3, ["a", "b", "c"]),
+            *([None, "an id", None], [None, b"\xc0", None]),
+        )
+    ),
+    "evalsha_jobs, wrong payload": lambda: evalsha_jobs(
+        BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [b"x" * 99, b"", None]
+    ),
     "evalsha_jobs, wrong": lambda: evalsha_jobs(
         BUFFER, SHA, [b"k"], [], ULIDS, NOW_MS, [b"\xc0"], due_ms=["x"]
     ),
-    "shared": lambda: (shared(["a" * 300, "".join(["a"] * 300)]), shared(["a", "b"]), shared([])),
-    "cut": lambda: cut([b"x"] * 9, 4, 2),
-    "cut, wrong": lambda: cut([b"x", None], 1, 1),
+    "common_name": lambda: [
+        common_name(names) for names in (["a" * 300, "".join(["a"] * 300)], ["a", "b"], [])
+    ],
+    "slices_by_size": lambda: slices_by_size([b"x"] * 9, 4, 2),
+    "slices_by_size, wrong": lambda: slices_by_size([b"x", None], 1, 1),
     "pack_jobs": lambda: pack_jobs(
         ULIDS, NOW_MS, [ENVELOPE] * 2, [None, "id"], [None, b"\xc0"]
     ),
@@ -229,20 +227,19 @@ CALLS: dict[str, Callable[[], object]] = {
     "unpack_column": lambda: unpack_column(SHAPE, 2, 0, None, PAIR_ENDS, PAIR),
     "unpack_column, misfits": lambda: unpack_column(MISFIT, 2, 0, None, PAIR_ENDS, PAIR),
     "unpack_column, wrong": lambda: unpack_column(SHAPE, 2, 0, None, PAIR_ENDS[:8], PAIR),
-    "slots": lambda: job_slots.make(2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None),
-    "slots, wrong": lambda: job_slots.make(2, ["a"], "n", [[], {}], 0, NOW_MS, True, None, None),
-    "xadd": clean(lambda: xadd(BUFFER, b"k", ["field", 1000, b"x", 2.5], maxlen=1000)),
-    "xadd, wrong": lambda: xadd(BUFFER, b"k", ["field", None]),
-    "xadd_dlq": clean(
-        lambda: xadd_dlq(BUFFER, b"k", ENVELOPE, "n", b"1-1", "reason", "why", extra=["x", 1])
+    "instances": lambda: job_factory.make(
+        2, ["a", "b"], "n", [[], {}], 0, NOW_MS, True, None, None
+    ),
+    "instances, wrong": lambda: job_factory.make(
+        2, ["a"], "n", [[], {}], 0, NOW_MS, True, None, None
     ),
     "xadd_event": clean(
         lambda: xadd_event(BUFFER, b"k", b"active", "id", NOW_MS, "n", ["attempt", 1000])
     ),
+    "xadd_event, wrong": lambda: xadd_event(BUFFER, b"k", b"e", "id", NOW_MS, "", ["f", None]),
     "xadd_run_event": lambda: (READER.feed(b"*1\r\n" + ENTRY), run_event(READER.read(RANGE)[0])),
     "xackdel": clean(lambda: xackdel(BUFFER, b"k", b"g", [b"1-1"] * 9)),
     "xackdel, wrong": lambda: xackdel(BUFFER, b"k", b"g", [b"1-1", None]),
-    "xack_xdel": clean(lambda: xack_xdel(BUFFER, b"k", b"g", [b"1-1"] * 9)),
     "evalsha": clean(lambda: evalsha(BUFFER, SHA, [b"k"], [1000, "x"])),
     "xreadgroup": clean(
         lambda: xreadgroup(
@@ -256,9 +253,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "read an error": read(b"-NOGROUP no such group\r\n"),
     "read streams": read(b"*1\r\n*2\r\n$3\r\nkey\r\n*2\r\n" + CLAIMED + ENTRY, STREAMS),
     "read streams of RESP3": read(b"%1\r\n$3\r\nkey\r\n*2\r\n" + CLAIMED + FAULTY, STREAMS),
-    "read autoclaim": read(
-        b"*3\r\n$3\r\n0-0\r\n*2\r\n*-1\r\n" + ENTRY + b"*1\r\n$3\r\n9-9\r\n", AUTOCLAIM
-    ),
+    "read a range with a nil": read(b"*2\r\n*-1\r\n" + ENTRY, RANGE),
     "look at an entry": look(ENTRY),
     "look at a broken entry": look(FAULTY),
     "read a broken reply": broken(b"*3\r\n%1\r\n$5\r\na key\r\n*1\r\n+x\r\n:300\r\n@"),
@@ -301,29 +296,17 @@ def test_many_calls_keep_nothing(name: str, calls: int):
 
 ARGUMENTS: dict[str, tuple[Callable[..., object], list[Any]]] = {
     "command": (BUFFER.command, [b"a" * 40, "t" * 40, 2**70, 1e300, bytearray(b"x")]),
-    "xadd_jobs": (
-        lambda *a: xadd_jobs(
-            BUFFER, a[0], ULIDS, NOW_MS, [a[1]], a[2], [a[3]], [a[4]], producer=a[5]
-        ),
-        [b"key" * 9, b"p" * 40, "n" * 40, "i" * 40, b"\xc0" * 2, b"producer"],
-    ),
     "evalsha_jobs": (
         lambda *a: evalsha_jobs(
-            BUFFER, SHA, [a[0]], [a[1]], ULIDS, NOW_MS, [a[2]], a[3], [a[4]], None, [a[5]]
+            BUFFER, SHA, [a[0]], [a[1]], ULIDS, NOW_MS, [a[2]], a[3], [a[4]], [a[5]], [a[6]]
         ),
-        [b"key" * 9, "x" * 40, b"p" * 40, "n" * 40, "i" * 40, 10**12],
-    ),
-    "xadd": (lambda *a: xadd(BUFFER, *a), [b"key" * 9, ["f" * 40, 10**12]]),
-    "xadd_dlq": (
-        lambda *a: xadd_dlq(BUFFER, *a[:6], extra=a[6]),
-        [b"key" * 9, ENVELOPE, "n" * 40, b"1-1" * 9, "reason" * 9, "detail" * 9, ["x", 10**12]],
+        [b"key" * 9, "x" * 40, b"p" * 40, "n" * 40, "i" * 40, b"\xc0" * 2, 10**12],
     ),
     "xadd_event": (
         lambda *a: xadd_event(BUFFER, *a),
         [b"key" * 9, b"event" * 9, "id" * 20, 10**12, "name" * 9, ["a", 10**12]],
     ),
     "xackdel": (lambda *a: xackdel(BUFFER, *a), [b"key" * 9, b"group" * 9, [b"1-1" * 9]]),
-    "xack_xdel": (lambda *a: xack_xdel(BUFFER, *a), [b"key" * 9, b"group" * 9, [b"1-1" * 9]]),
     "xreadgroup": (
         lambda *a: xreadgroup(BUFFER, *a[:3], count=a[3], last_id=a[4]),
         [b"group" * 9, b"consumer" * 9, b"key" * 9, 10**12, b"0-0" * 9],

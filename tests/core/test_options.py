@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chasqui import drafts
 from chasqui._core.options import (
     DELAYED,
     RELATIVE,
@@ -20,6 +19,7 @@ from chasqui._core.options import (
 )
 from chasqui._core.ulid import UlidFactory
 from chasqui.model.keys import Keys
+from chasqui.producing import job_options
 
 NOW_MS = 1_794_797_194_811
 #: The same objects again and again, as most callers have them.
@@ -49,10 +49,10 @@ OPTIONS = {
 def read(entries: list[Any]) -> object:
     """The columns of a bulk, or what is wrong with it."""
     try:
-        batch = drafts.bulk(entries)
+        batch = job_options.many(entries)
     except (TypeError, ValueError) as error:
         return type(error), str(error)
-    return batch.ids, batch.retries, batch.kinds, batch.dues
+    return batch.ids, batch.retries, batch.flags, batch.due_ms
 
 
 plain = st.fixed_dictionaries(
@@ -103,11 +103,11 @@ def test_a_bulk_holds_what_its_entries_said() -> None:
         {"name": "n", "data": 1, "job_id": "b", "delay_ms": 8, "attempts": 3},
         {"name": "n", "data": 1},
     ]
-    batch = drafts.bulk(entries)
+    batch = job_options.many(entries)
 
     assert batch.ids == [None, "a", None, "b", None]
-    assert batch.kinds == [0, UNIQUE, DELAYED | RELATIVE, DELAYED | RELATIVE | UNIQUE, 0]
-    assert batch.dues == [0, 0, 7, 8, 0]
+    assert batch.flags == [0, UNIQUE, DELAYED | RELATIVE, DELAYED | RELATIVE | UNIQUE, 0]
+    assert batch.due_ms == [0, 0, 7, 8, 0]
     assert batch.retries is not None
     assert batch.retries[0] == batch.retries[3] is not None
     assert batch.retries[1] is batch.retries[2] is batch.retries[4] is None

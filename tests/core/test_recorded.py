@@ -102,7 +102,7 @@ def test_plain_replies_are_those_of_hiredis_py():
 
 @pytest.mark.parametrize("shaped", [False, True], ids=["plain", "shaped"])
 def test_a_reader_dropped_at_any_byte_leaves_nothing_behind(shaped: bool):
-    builders = {shape: EntryBuilder(shape) for shape in ("streams", "range", "autoclaim")}
+    builders = {shape: EntryBuilder(shape) for shape in ("streams", "range")}
 
     def drop_everywhere() -> None:
         for recording in RECORDINGS[::7]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ulid import ULID
 
 from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import xadd_jobs
+from chasqui._core.command import evalsha_jobs
 from chasqui._core.ulid import UlidFactory
 
 NOW_MS = 1_794_797_194_811
@@ -98,7 +98,7 @@ def test_threads_never_share_an_id_and_each_sees_its_own_rise():
         for i in range(10_000):
             ids.append(ulids.next(NOW_MS + i // 100))
         for i in range(100):
-            ids += xadd_jobs(CommandBuffer(), b"key", ulids, NOW_MS + i, [b"\xc0"] * 100)
+            ids += evalsha_jobs(CommandBuffer(), b"5", [], [], ulids, NOW_MS + i, [b"\xc0"] * 100)
 
     threads = [threading.Thread(target=draw, args=(ids,)) for ids in drawn]
     for thread in threads:

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from chasqui._core.buffer import CommandBuffer
-from chasqui._core.command import evalsha_jobs, xadd_dlq, xadd_event, xadd_jobs
+from chasqui._core.command import evalsha_jobs, xadd_event
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import (
     check_msgpack,
@@ -67,16 +67,16 @@ def test_job_envelope(job: dict[str, Any]):
 def test_job_entry_is_added_and_read_back(job: dict[str, Any]):
     buffer = CommandBuffer()
     envelope, payload = from_hex(job["d_hex"]), from_hex(job["payload_hex"])
-    answer = xadd_jobs(
-        *(buffer, b"key", UlidFactory(), job["created_at_ms"], [payload], job["name"]),
-        *([job["id"]], [retry_bytes(job["retry"])]),
+    answer = evalsha_jobs(
+        *(buffer, b"5" * 40, [b"key"], [], UlidFactory(), job["created_at_ms"], [payload]),
+        *(job["name"], [job["id"]], [retry_bytes(job["retry"])]),
     )
     fields = [b"d", envelope]
     if "n" in job["fields"]:
         fields += [b"n", job["n"].encode()]
     assert answer == [job["id"]]
     assert [field.decode() for field in fields[::2]] == job["fields"]
-    assert bytes(buffer) == frame("XADD", b"key", "*", *fields)
+    assert bytes(buffer) == frame("EVALSHA", b"5" * 40, 1, b"key", envelope, job["name"])
 
     # A command and a reply are framed alike: what was added is an entry's list of fields.
     (entry,) = read_one(b"*1\r\n*2\r\n$3\r\n1-1\r\n" + frame(*fields), "range")
@@ -114,7 +114,6 @@ def test_cancel_index_holds_the_delayed_member():
 
 @pytest.mark.parametrize("dead", VECTORS["dlq"], ids=lambda dead: dead["reason"])
 def test_dlq_entry(dead: dict[str, Any]):
-    buffer = CommandBuffer()
     # The one that was too large is not kept here; what it held does not matter.
     envelope = b"\xc4" * 2_000_000 if "bytes>" in dead["d"] else bytes.fromhex(dead["d"])
     fields = {**dead, "d": envelope}
@@ -122,11 +121,6 @@ def test_dlq_entry(dead: dict[str, Any]):
         name for name in ("d", "n", "source_id", "reason", "detail") if name in fields
     ]
     flat = [part for pair in fields.items() for part in pair]
-    xadd_dlq(
-        *(buffer, b"key", envelope, dead.get("n", ""), dead["source_id"].encode()),
-        *(dead["reason"], dead.get("detail")),
-    )
-    assert bytes(buffer) == frame("XADD", b"key", "*", *flat)
     (entry,) = read_one(b"*1\r\n*2\r\n$3\r\n1-1\r\n" + frame(*flat), "range")
     assert entry.envelope == envelope
     assert entry.extra[b"reason"].decode() == dead["reason"]
@@ -144,10 +138,9 @@ def test_event_entry(event: dict[str, str]):
     xadd_event(
         *(buffer, b"key", event["e"].encode(), event["id"], int(event["ts"]), event.get("n", "")),
         [part for pair in rest for part in pair],
-        maxlen=100_000,
     )
     flat = [part for pair in event.items() for part in pair]
-    assert bytes(buffer) == frame("XADD", b"key", "MAXLEN", "~", 100_000, "*", *flat)
+    assert bytes(buffer) == frame("XADD", b"key", "*", *flat)
 
 
 def test_result_is_one_strict_msgpack_value():

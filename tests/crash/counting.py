@@ -12,12 +12,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from chasqui import Job, UnrecoverableError, Worker, retention
+from chasqui import Job, UnrecoverableError, Worker
+from chasqui.managing import retention
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick, RetryScheduled
 from chasqui.metrics.prometheus import PrometheusSink
 from tests.crash.workers import SETTINGS
-from tests.metrics.test_prometheus import Both
 from tests.ledger import Ledger
+from tests.metrics.test_prometheus import Both
 
 #: How often jobs of a name fail before they are done.
 FAILS = {"once": 1, "twice": 2}

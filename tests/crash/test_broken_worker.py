@@ -9,10 +9,11 @@ import pytest
 from chasqui import Queue
 from chasqui._core.entry import EntryBuilder
 from chasqui._core.envelope import encode_delayed_member
-from chasqui.blocking import BlockingConnection
+from chasqui.consuming.moves import Move, bury
 from chasqui.model.config import Endpoint
-from chasqui.consumer.moves import Move, bury
 from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE
+from chasqui.scripts.settling import Consumer
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.request import Effect, commands
 from tests.crash.broken import BrokenWorker
 from tests.ledger import Census, audit
@@ -85,7 +86,7 @@ def test_a_zombie_buries_without_a_fence(broken: BrokenWorker, url: str, tmp_pat
     (entry,) = connection.call(copy)
     broken.client.delete(broken.keys.dlq)
     move = Move(entry, 1, attempt=1, reason="unrecoverable")
-    request = bury(broken.keys, DEFAULT_GROUP, "broken", [move], tells=True)
+    request = bury(Consumer(broken.keys, DEFAULT_GROUP, "broken"), [move], events=True)
     fenced = connection.call(request)
     connection.close()
     assert fenced == b"0"

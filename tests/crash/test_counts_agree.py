@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from chasqui import QueueEvent, sync
-from chasqui.consumer.acker import ACK_BATCH
+from chasqui.consuming.acker import MAX_ACKS
 from chasqui.model.keys import CONSUMER
-from chasqui.promoter import PromoterConfig
+from chasqui.timed.promoter import PromoterConfig
 from tests.crash.conftest import Fleet, eventually
 from tests.crash.counting import FAILS
 from tests.events.test_counts_agree import entry
-from tests.metrics.test_prometheus import parse
 from tests.ledger import Fact
+from tests.metrics.test_prometheus import parse
 from tests.servers import Server
 
 CONCURRENCY = 50
@@ -183,7 +183,7 @@ def test_counts_agree_while_workers_are_killed(
     assert set(ends.values()) == {1}
     assert told["dlq"] == len(dead)
     # A kill can split a write between an acknowledgement and its events.
-    assert 0 <= plan["end"] - told["completed"] <= KILLS * ACK_BATCH
+    assert 0 <= plan["end"] - told["completed"] <= KILLS * MAX_ACKS
     unsent = _unsent(facts, killed, listener.runs, job_ids)
     assert told["completed"] == total["end"] - unsent["end"]
     assert told["failed"] == total["fail"] + total["died"] - unsent["fail"] - unsent["died"]

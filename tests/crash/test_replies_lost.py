@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chasqui import Queue, Worker, scripts
+from chasqui import Queue, Worker
+from chasqui.scripts import settling
 from tests.crash.conftest import eventually
 from tests.crash.workers import Runs
 from tests.ledger import Census, Ledger, audit
@@ -55,7 +56,7 @@ async def test_what_the_server_did_is_not_done_twice(
         if what == "ack" and proxy.count("XACKDEL"):
             proxy.fail(fault, "XACKDEL")
         else:
-            proxy.fail(fault, "EVALSHA", holding=getattr(scripts, what.upper()).sha)
+            proxy.fail(fault, "EVALSHA", holding=getattr(settling, what.upper()).sha)
         name = {"retry": "fail", "bury": "bury"}.get(what, "quick")
         job = await queue.add(name, {"n": 3}, attempts=3, backoff=60_000)
         await asyncio.to_thread(proxy.wait_for, lambda: proxy.accepted > links)

@@ -96,7 +96,7 @@ def test_what_the_module_raises_is_shown_where_it_is(tmp_path: Path, arguments: 
         shown = ran.stderr
     assert 'shop.py", line 1' in shown
     assert "No module named 'no_such_thing'" in shown
-    assert "runner.py" not in shown
+    assert "running/process.py" not in shown
 
 
 def test_what_the_module_raises_is_json_in_a_log_of_json(tmp_path: Path) -> None:

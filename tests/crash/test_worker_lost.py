@@ -49,6 +49,26 @@ def inherit(fleet: Fleet, **heirs: str) -> None:
     assert late_s <= TAKE_OVER_S
 
 
+def test_jobs_of_a_killed_group_run_elsewhere(fleet: Fleet) -> None:
+    """Its two queues share slots, and so do those of the group that takes them over."""
+    target = "tests.crash.workers:make_sharing"
+    fleet.add("hold", 30)
+    doomed = fleet.start("doomed", target=target)
+    eventually(lambda: fleet.ledger.count("start") == 5, "all shared slots are taken")
+    heir = fleet.start("heir", target=target)
+    heir.open_gate()
+    fleet.ended(25)
+    doomed.kill()
+    fleet.ended(30)
+    heir.terminate()
+    assert heir.wait() == 0
+    audit = fleet.audit()
+    assert audit.faults == {}
+    assert audit.overlapping == set()
+    assert audit.extra_runs == 5
+    assert fleet.census().is_empty
+
+
 @pytest.mark.fault(2)
 def test_acks_that_were_not_sent_are_one_more_run_each(fleet: Fleet) -> None:
     lose_acks(fleet)

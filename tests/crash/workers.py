@@ -13,11 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chasqui import Job, UnrecoverableError, Worker, clock, runner
-from chasqui.consumer.acker import AckBatch, Acker
-from chasqui.consumer.dispatcher import Dispatcher
+from chasqui import Job, UnrecoverableError, Worker, WorkerGroup
+from chasqui.consuming.acker import Acker, Acks
+from chasqui.consuming.dispatcher import Dispatcher
 from chasqui.consuming.heartbeat import Heartbeat
-from chasqui.consumer.mercy import Mercy
+from chasqui.consuming.shared_slots import SharedSlots
+from chasqui.consuming.takeover_pause import TakeoverPause
+from chasqui.model import clock
+from chasqui.running import process
 from tests.hoarding import hoard
 from tests.ledger import Ledger
 
@@ -35,6 +38,15 @@ def make() -> Worker:
     return Worker(told["queue"], runs.handlers(), consumer_id=told["who"], **told["options"])
 
 
+def make_sharing() -> WorkerGroup:
+    """The same, beside the worker of another queue with which it shares its slots."""
+    worker = make()
+    told = json.loads(os.environ[SETTINGS])
+    other = Worker(f"{worker.name}-other", lambda job: None, consumer_id=told["who"])
+    slots = SharedSlots(5, {other.name: 1, worker.name: 3}, mode="weight")
+    return WorkerGroup([other, worker], name="both", slots=slots)
+
+
 def make_hoarding() -> Worker:
     """The same, but that it keeps what it read ahead, however slow its handlers are."""
     hoard()
@@ -45,7 +57,7 @@ def make_without_heartbeat() -> Worker:
     """The same, but that it renews no lease and believes it did."""
 
     def pretend(heartbeat: Heartbeat) -> int:
-        heartbeat._holdings.renewed(clock.boot_s())
+        heartbeat._held.renewed(clock.boot_s())
         return 0
 
     Heartbeat.run_once = pretend  # type: ignore[method-assign]
@@ -54,15 +66,15 @@ def make_without_heartbeat() -> Worker:
 
 def make_without_reclaiming() -> Worker:
     """The same, but that it takes nothing over: it always waits for others to come back."""
-    Mercy.ends_s = lambda mercy, replaced_s, now_s: now_s + 3600  # type: ignore[method-assign]
+    TakeoverPause.until_s = lambda pause, replaced_s, now_s: now_s + 3600  # type: ignore[method-assign]
     return make()
 
 
 def make_without_acks() -> Worker:
     """The same, but that it sends no ack and believes it did."""
 
-    def pretend(acker: Acker, batch: AckBatch) -> None:
-        acker._finished(batch, [])
+    def pretend(acker: Acker, batch: Acks) -> None:
+        acker._finished(batch)
 
     Acker._post = pretend  # type: ignore[method-assign]
     return make()
@@ -70,7 +82,7 @@ def make_without_acks() -> Worker:
 
 def make_and_end_soon() -> Worker:
     """The same, but that a drain has hardly more time than its deadline."""
-    runner.DRAIN_SLACK_S = 1.0  # type: ignore[misc]
+    process.DRAIN_SLACK_S = 1.0  # type: ignore[misc]
     return make()
 
 
@@ -211,7 +223,7 @@ def die_before_flush(ledger: Ledger, who: str, flushes: int) -> None:
     post = Acker._post
     left = flushes
 
-    def post_or_die(acker: Acker, batch: AckBatch) -> None:
+    def post_or_die(acker: Acker, batch: Acks) -> None:
         nonlocal left
         left -= 1
         if left == 0:

@@ -9,9 +9,9 @@ import redis as redis_py
 from prometheus_client import CollectorRegistry
 
 from chasqui import Queue, QueueEvents, UnrecoverableError, Worker
-from chasqui.model.keys import Keys
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
+from chasqui.model.keys import Keys
 from tests.metrics.test_prometheus import Both, scrape
 from tests.servers import Server
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import pickle
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,13 +20,13 @@ from chasqui import (
     Worker,
     sync,
 )
-from chasqui import ends as ends_module
 from chasqui._core.envelope import encode_envelope
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
-from chasqui.events.job_end_watcher import End, raise_if_dead
 from chasqui.errors import ClosedError
+from chasqui.events import job_end, job_end_watcher
+from chasqui.events.job_end import End, Past, raise_if_dead
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.request import Request
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -236,7 +237,7 @@ async def test_one_reader_serves_all_who_wait(
 async def test_the_reader_stops_when_nobody_waits(
     redis_86: Server, queue_name: str, make_proxy: MakeProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends_module, "LINGER_S", 0.01)
+    monkeypatch.setattr(job_end_watcher, "LINGER_S", 0.01)
     proxy = make_proxy(redis_86.url)
     async with Queue(queue_name, redis_url=proxy.url) as queue, working(queue_name, redis_86.url):
         job = await queue.add("mail", 1)
@@ -338,7 +339,7 @@ async def test_the_log_is_read_once_for_all_who_wait(
     server: Server, queue_name: str, make_proxy: MakeProxy, redis: redis_py.Redis
 ) -> None:
     """However many ask by an id of which nothing is known."""
-    fill(redis, queue_name, 3 * ends_module.READ_COUNT)
+    fill(redis, queue_name, 3 * job_end.READ_COUNT)
     proxy = make_proxy(server.url)
     async with Queue(queue_name, redis_url=proxy.url) as queue:
         assert await queue.wait_for_end("job-0", poll_interval=NEVER_S) is None
@@ -356,9 +357,9 @@ async def test_what_was_forgotten_is_read_again(
     server: Server, queue_name: str, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only so many ends are remembered, the newest; the others are found all the same."""
-    monkeypatch.setattr(ends_module, "KNOWN_MAX", 10)
-    monkeypatch.setattr(ends_module, "READ_COUNT", 7)
-    monkeypatch.setattr(ends_module, "PAGE_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_end_watcher, "KNOWN_MAX", 10)
+    monkeypatch.setattr(job_end, "READ_COUNT", 7)
+    monkeypatch.setattr(job_end, "PAGE_PAUSE_S", 0.001)
     fill(redis, queue_name, 100)
     async with Queue(queue_name, redis_url=server.url) as queue:
         for i in (0, 99, 50, 5, 98, 49):
@@ -372,24 +373,24 @@ async def test_the_past_is_read_with_pauses(
     server: Server, queue_name: str, redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a thread: whoever waits for what never ended must not read for all he is worth."""
-    monkeypatch.setattr(ends_module, "READ_COUNT", 5)
-    monkeypatch.setattr(ends_module, "PAGE_PAUSE_S", NEVER_S)
+    monkeypatch.setattr(job_end, "READ_COUNT", 5)
+    monkeypatch.setattr(job_end, "PAGE_PAUSE_S", NEVER_S)
     fill(redis, queue_name, 100)
     pages: list[int] = []
-    read = ends_module.Past.read
+    read = Past.read
 
-    def count(self: ends_module.Past) -> Any:
+    def count(self: Past) -> Any:
         pages.append(1)
         return read(self)
 
-    monkeypatch.setattr(ends_module.Past, "read", count)
+    monkeypatch.setattr(Past, "read", count)
     with sync.Queue(queue_name, redis_url=server.url) as threads, pytest.raises(TimeoutError):
         await asyncio.to_thread(threads.wait_for_end, "nobody's", timeout=0.2)
-    assert 1 <= len(pages) <= ends_module.PAGES_AT_ONCE
+    assert 1 <= len(pages) <= job_end.PAGES_AT_ONCE
     async with Queue(queue_name, redis_url=server.url) as queue:
         with pytest.raises(TimeoutError):
             await queue.wait_for_end("nobody's", timeout=0.2)
-    assert 2 <= len(pages) <= 2 * ends_module.PAGES_AT_ONCE
+    assert 2 <= len(pages) <= 2 * job_end.PAGES_AT_ONCE
 
 
 def fill(redis: redis_py.Redis, queue_name: str, count: int) -> None:
@@ -423,7 +424,7 @@ async def test_a_lost_link_hides_no_end(
 async def test_the_reader_outlives_whatever_a_credential_provider_raises(
     redis_86: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(job_end_watcher, "AGAIN_S", 0.01)
     asked = 0
 
     async def provider(_host: str | None) -> tuple[str | None, str | None]:
@@ -486,11 +487,54 @@ def test_a_queue_that_outlived_its_event_loop_is_closed(server: Server, queue_na
     gc.collect()  # while what is not closed may be told
 
 
-async def test_a_job_of_a_sync_queue_is_not_awaited(server: Server, queue_name: str) -> None:
-    with sync.Queue(queue_name, redis_url=server.url) as queue:
-        job = queue.add("mail", 1)
-    with pytest.raises(RuntimeError, match=r"sync\.Queue, call that queue's wait_for_result"):
-        await job.wait_for_result()
+async def test_a_job_of_a_sync_queue_blocks(server: Server, queue_name: str) -> None:
+    def add_and_wait() -> list[object]:
+        with sync.Queue(queue_name, redis_url=server.url) as queue:
+            one = queue.add("mail", 1)
+            later = queue.add("mail", 2, delay_ms=1)
+            many = queue.add_bulk([{"name": "mail", "data": 3}, {"name": "void", "data": None}])
+            jobs = [one, later, *many]
+            assert all(type(job) is sync.Job for job in jobs)
+            return [one.wait_for_result(), *(job.result() for job in jobs)]
+
+    async with working(queue_name, server.url):
+        one, *values = await asyncio.to_thread(add_and_wait)
+    assert one == values[0]
+    assert values == [{"got": 1}, {"got": 2}, {"got": 3}, None]
+
+
+def test_every_add_of_a_sync_queue_makes_its_jobs(server: Server, queue_name: str) -> None:
+    with sync.Queue(queue_name, redis_url=server.url, max_backlog=9, on_full="wait") as queue:
+        jobs = [
+            queue.add("mail", 1),
+            queue.add_unique("mail", 2, job_id="x"),
+            queue.add_unique("mail", 2, job_id="x"),
+            queue.upsert_repeatable_job("mail", 3, repeat={"kind": "every", "interval_ms": 10**9}),
+            *queue.add_bulk([{"name": "mail", "data": 4}]),
+        ]
+        assert [type(job) for job in jobs] == [sync.Job] * 5
+        assert [job.is_new for job in jobs] == [True, True, False, True, True]
+        assert all(isinstance(job, Job) and job._queue is queue for job in jobs)
+        with pytest.raises(TimeoutError, match=jobs[0].id):
+            jobs[0].result(timeout=0.01)
+
+
+def test_a_sync_job_is_a_value_as_any_job_is() -> None:
+    one = sync.Job("1", "mail", [1], 2, 3)
+    assert repr(one) == repr(Job("1", "mail", [1], 2, 3))
+    assert one == Job("1", "mail", [1], 2, 3)
+    assert Job("1", "mail", [1], 2, 3) == one
+    assert one != Job("2", "mail", [1], 2, 3)
+    assert one != "1"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+    with pytest.raises(AttributeError):
+        one.unknown = 1  # type: ignore[attr-defined]
+    copy = pickle.loads(pickle.dumps(one))
+    assert (type(copy), copy) == (sync.Job, one)
+    for method in (copy.result, copy.wait_for_result):
+        with pytest.raises(RuntimeError, match="requires a Queue"):
+            method()
 
 
 async def test_time_runs_out(server: Server, queue: Queue) -> None:

@@ -10,11 +10,11 @@ import pytest
 import redis as redis_py
 
 from chasqui import JobFailedError, sync
-from chasqui.adding import ulids
-from chasqui.blocking import BlockingConnection
-from chasqui.events.job_end_watcher import READ_COUNT
-from chasqui.events.blocking_job_end_watcher import Follower
+from chasqui.events.blocking_job_end_watcher import BlockingJobEndWaiter
+from chasqui.events.job_end import READ_COUNT
 from chasqui.model.keys import Keys
+from chasqui.producing.new_jobs import ulids
+from chasqui.transport.blocking import BlockingConnection
 from tests.events.test_job_results import NEVER_S, working
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -113,13 +113,13 @@ async def test_a_wait_may_be_longer_than_a_request(
     monkeypatch.setattr("chasqui.events.blocking_job_end_watcher.BLOCK_MS", 50)
     proxy, keys = make_proxy(server.url), Keys(queue_name)
     connection = connect_blocking(proxy.url, request_timeout_s=2.0)
-    follower = Follower(connection, keys, "mine", None)
-    waiting = asyncio.create_task(asyncio.to_thread(follower.wait, 30.0))
+    waiter = BlockingJobEndWaiter(connection, keys, "mine", None)
+    waiting = asyncio.create_task(asyncio.to_thread(waiter.wait, 30.0))
     await asyncio.to_thread(proxy.wait_for, lambda: proxy.count("XREAD") >= 3)
     with redis_py.Redis.from_url(server.url) as redis:
         redis.xadd(keys.events, {"e": "completed", "id": "mine"})
     await waiting
-    assert follower.end is not None
+    assert waiter.end is not None
     assert proxy.accepted == 1
 
 

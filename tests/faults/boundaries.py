@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from chasqui import scripts
 from chasqui.model.keys import Keys
+from chasqui.scripts import adding, flowing, managing, settling, timing
 from chasqui.transport.request import Script
 from tests.ledger import Audit, Census, Ledger, audit
 from tests.proxy import WAIT_S, Fault, Proxy
@@ -27,8 +27,14 @@ DEATHS = (Fault.HOLD_BEFORE, Fault.HOLD_AFTER)
 #: What every link begins with: one operation stands for all.
 HANDSHAKE = frozenset({"HELLO", "CLIENT", "COMMAND", "INFO", "SELECT", "AUTH", "PING", "CONFIG"})
 
-_BY_SHA = {one.sha: one.name for one in vars(scripts).values() if isinstance(one, Script)}
-_BY_SOURCE = {one.source: one.name for one in vars(scripts).values() if isinstance(one, Script)}
+_SCRIPTS = [
+    one
+    for module in (adding, flowing, managing, settling, timing)
+    for one in vars(module).values()
+    if isinstance(one, Script)
+]
+_BY_SHA = {one.sha: one.name for one in _SCRIPTS}
+_BY_SOURCE = {one.source: one.name for one in _SCRIPTS}
 #: Forks of a process that has imported everything cost milliseconds; and no thread of the tests
 #: is forked along.
 _PROCESSES = multiprocessing.get_context("forkserver")

@@ -14,19 +14,22 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from chasqui import Promoter, Queue, Scheduler, Worker, consumers, scheduler, sync
+from chasqui import Promoter, Queue, Scheduler, Worker, sync
 from chasqui._core.envelope import encode_envelope
-from chasqui.adding import CHUNK_JOBS
-from chasqui.consumer import appetite
-from chasqui.consumer.acker import Acker
+from chasqui.consuming import appetite
+from chasqui.consuming.acker import Acker
 from chasqui.consuming.appetite import Appetite
-from chasqui.consumer.mercy import Mercy
+from chasqui.consuming.takeover_pause import TakeoverPause
 from chasqui.errors import UnreachableError
+from chasqui.managing import consumers
 from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.model.payload import encode
+from chasqui.producing.flows import FlowPlan, Step
+from chasqui.producing.new_jobs import CHUNK_JOBS
+from chasqui.timed import fire_calls
 from tests.crash.workers import Runs
 from tests.hoarding import hoard
-from tests.ledger import HANDED_BACK_MS, Ledger
+from tests.ledger import HANDED_BACK_MS, Ledger, number
 
 #: Two chunks and a bit.
 BULK = 2 * CHUNK_JOBS + 5
@@ -35,6 +38,8 @@ NAME = "one"
 #: A consumer that holds nothing, and whose process is gone.
 GONE = "gone"
 FAR_MS = 600_000
+#: The id of the flows that begin, go on and fail here.
+FLOW = "flow"
 POLL_S = 0.005
 
 # ── Producing ───────────────────────────────────────────────────────────────────────────────────
@@ -111,6 +116,11 @@ def mixed_bulk(queue: Any) -> Any:
     )
 
 
+def begin_flow(queue: Any) -> Any:
+    chains = [[Step("quick", {"n": n})] for n in range(BULK)]
+    return queue.add_flow(FlowPlan(chains, [Step("quick", {"n": BULK}, "all")]), flow_id=FLOW)
+
+
 def cancel(queue: Any) -> Any:
     return queue.cancel_delayed("id-0")
 
@@ -150,7 +160,7 @@ def fire(url: str, direct_url: str, queue_name: str, folder: str) -> None:
 
 def fire_in_steps(url: str, direct_url: str, queue_name: str, folder: str) -> None:
     """The same, with hardly anything in one call."""
-    scheduler.FIRES_PER_CALL = 2  # type: ignore[misc]
+    fire_calls.FIRES_PER_CALL = 2  # type: ignore[misc]
     fire(url, direct_url, queue_name, folder)
 
 
@@ -259,7 +269,7 @@ def read_ahead_once() -> None:
     """Let workers of this process read ahead until they have judged, soon, what waits too long."""
     hoard()
     appetite.HOLD_S = 0.02  # type: ignore[misc]
-    Mercy.ends_s = lambda self, replaced_s, now_s: 0.0  # type: ignore[method-assign] # no others
+    TakeoverPause.until_s = lambda self, replaced_s, now_s: 0.0  # type: ignore[method-assign] # no others
 
     def judge(self: Appetite) -> int:
         if excess := _excess(self):
@@ -296,6 +306,34 @@ class Careless:
             client.xdel(keys.stream, entry_id)
             if self._is_ack_first:
                 client.xadd(keys.dlq, fields)
+
+
+class CarelessStep:
+    """A worker that ends a step and adds the next one with several commands, in the same way."""
+
+    def __init__(self, *, is_ack_first: bool) -> None:
+        self._is_ack_first = is_ack_first
+
+    def __call__(self, url: str, direct_url: str, queue_name: str, folder: str) -> None:
+        ledger = Ledger(Path(folder))
+        _stubbornly(url, lambda client: self._go_on(client, Keys(queue_name), ledger))
+
+    def _go_on(self, client: redis.Redis, keys: Keys, ledger: Ledger) -> None:
+        with contextlib.suppress(redis.ResponseError):
+            client.xgroup_create(keys.stream, DEFAULT_GROUP, "0", mkstream=True)
+        client.xreadgroup(DEFAULT_GROUP, NAME, {keys.stream: ">"})
+        ((_, entries),) = client.xreadgroup(DEFAULT_GROUP, NAME, {keys.stream: "0"})
+        next_one = {ENVELOPE: encode_envelope(f"~{FLOW}~0.1", encode({"n": 1}), 0, 0)}
+        for entry_id, fields in entries:
+            if number(fields[ENVELOPE]) != 0:
+                continue
+            ledger.write("end", 0, NAME)
+            if not self._is_ack_first:
+                client.xadd(keys.stream, next_one)
+            client.xack(keys.stream, DEFAULT_GROUP, entry_id)
+            client.xdel(keys.stream, entry_id)
+            if self._is_ack_first:
+                client.xadd(keys.stream, next_one)
 
 
 def add_carelessly(url: str, direct_url: str, queue_name: str, folder: str) -> None:

@@ -7,6 +7,15 @@ import pytest
 
 from tests.faults import programs
 from tests.faults.boundaries import CUTS, DEATHS, Operation, Scene, Trial, is_any
+from tests.faults.flow_scenes import (
+    begun,
+    counted,
+    ended_with,
+    flow,
+    placed,
+    told_of,
+    with_a_dead_child,
+)
 from tests.faults.programs import BULK, FAR_MS, Producing, Working
 from tests.faults.scenes import (
     both,
@@ -67,6 +76,17 @@ def _producing(is_blocking: bool) -> dict[str, Operation]:
         "delay with id": adding(programs.delay_with_id, one, "delayed"),
         "bulk": adding(programs.bulk, many, "stream", is_repeated=False),
         "mixed bulk": Operation(Producing(programs.mixed_bulk, many, is_blocking=is_blocking)),
+        "begin a flow": Operation(
+            Producing(programs.begin_flow, many, is_blocking=is_blocking),
+            check=both(only_in("stream", many), begun),
+            core=("EVALSHA flow_begin", "EVAL flow_begin"),
+        ),
+        "replay a step": other(
+            programs.replay,
+            prepare=with_a_dead_child(is_replayed=False),
+            check=both(placed(stream=[1], dlq=[2]), counted(0, 1)),
+            core=("EVALSHA replay",),
+        ),
         "cancel": other(
             programs.cancel,
             removes=one,
@@ -171,6 +191,48 @@ OPERATIONS = {
         core=("EVALSHA bury", "EVAL bury"),
         own=lambda command: command.endswith(" bury"),
     ),
+    "end steps": Operation(
+        Working(Working.is_done, events_enabled=True),
+        prepare=flow([["quick", "quick", "quick"]]),
+        check=both(
+            only_in("stream", []),
+            ended_with("0.2", 2),
+            told_of(b"completed", "0.0", "0.1", "0.2"),
+        ),
+        core=("EVALSHA flow_step", "EVAL flow_step"),
+        own=lambda command: command.endswith(" flow_step"),
+    ),
+    "join": Operation(
+        Working(Working.is_done, events_enabled=True),
+        prepare=flow([["quick", "quick"], ["quick"], ["quick"]], ["quick", "quick"]),
+        check=both(
+            only_in("stream", []),
+            counted(0, 0),
+            ended_with("j.1", 5),
+            told_of(b"completed", "0.0", "0.1", "1.0", "2.0", "j.0", "j.1"),
+        ),
+        core=("EVALSHA flow_step", "EVAL flow_step"),
+        own=lambda command: command.endswith(" flow_step"),
+    ),
+    "bury a step": Operation(
+        Working(Working.is_done, events_enabled=True),
+        prepare=flow([["quick"], ["bury", "quick"]], ["quick", "quick"], owed=[4]),
+        check=both(
+            placed(dlq=[1, 4]),
+            counted(0, 1),
+            told_of(b"dlq", "1.0", "j.1"),
+            told_of(b"completed", "0.0"),
+        ),
+        core=("EVALSHA flow_bury", "EVAL flow_bury"),
+        own=lambda command: command.endswith((" flow_bury", " flow_step")),
+    ),
+    "end a replayed step": Operation(
+        Working(Working.is_done, events_enabled=True),
+        prepare=with_a_dead_child(is_replayed=True),
+        check=both(placed(), counted(0, 0), ended_with("j.0", 2)),
+        core=("EVALSHA flow_step", "EVAL flow_step"),
+        own=lambda command: command.endswith(" flow_step"),
+    ),
     "renew": Operation(
         Working(Working.is_renewed, claim_min_idle_ms=600),
         prepare=waiting("hold"),
@@ -237,6 +299,18 @@ def test_nothing_is_lost_or_doubled(
             programs.Careless(is_ack_first=False), waiting("bury"), "doubled", id="copy first"
         ),
         pytest.param(programs.add_carelessly, lambda scene: range(0), "doubled", id="add again"),
+        pytest.param(
+            programs.CarelessStep(is_ack_first=True),
+            flow([["quick", "quick"]]),
+            "lost",
+            id="end a step first",
+        ),
+        pytest.param(
+            programs.CarelessStep(is_ack_first=False),
+            flow([["quick", "quick"]]),
+            "doubled",
+            id="add the next first",
+        ),
     ],
 )
 @pytest.mark.parametrize("faults", [CUTS, DEATHS], ids=["cuts", "deaths"])

@@ -8,15 +8,15 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job, PayloadTooLargeError, sync
-from chasqui.consumer import dispatcher
+from chasqui.consuming import arrivals
 from chasqui.consuming.fate import on_arrival
 from chasqui.model.keys import ENVELOPE, NAME, Keys
 from chasqui.queue import Queue
+from tests.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.core.memory import rss_bytes
 from tests.crash.load import Seed
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutate import MSGPACK, mutate
-from tests.consuming.conftest import Redis, Running, at_rest, envelope, until
 from tests.servers import Server
 
 Start = Callable[..., Running]
@@ -168,7 +168,7 @@ async def test_one_that_is_raised_instead_of_buried_takes_the_others_along(
             raise ValueError(entry.detail)
         return on_arrival(entry, limits, is_in_hand=is_in_hand)
 
-    monkeypatch.setattr(dispatcher, "on_arrival", judge)
+    monkeypatch.setattr(arrivals, "on_arrival", judge)
     ran, buried = await run_beside(start, add_raw, caplog, bad)
     assert ("last" in ran, buried) == (False, 0)
 

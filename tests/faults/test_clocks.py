@@ -14,26 +14,26 @@ from chasqui import (
     OutcomeUnknownError,
     RepeatPattern,
     ServerError,
-    clock,
-    promoter,
-    scripts,
     sync,
 )
-from chasqui.transport.connection import Connection
+from chasqui.model import clock
 from chasqui.model.keys import Keys
-from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
+from chasqui.scripts import adding, settling
+from chasqui.timed import promoter
+from chasqui.timed.promoter import PromoterConfig, PromoterLoop
+from chasqui.timed.scheduler import SchedulerConfig, SchedulerLoop
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
-from chasqui.timed.scheduler import SchedulerConfig, SchedulerDuty
+from tests.consuming.conftest import Redis, Running, until
 from tests.crash.conftest import Fleet, WorkerProcess, eventually
 from tests.faults.careless import careless
 from tests.faults.clock import HOUR_S, ClockServer, build_clock
-from tests.consuming.conftest import Redis, Running, until
-from tests.timed.facts import eventually as becomes_true
-from tests.timed.facts import running as runs
 from tests.ledger import Audit
 from tests.proxy import Fault, Proxy
 from tests.servers import KINDS, Server
+from tests.timed.facts import eventually as becomes_true
+from tests.timed.facts import running as runs
 
 IN_FLIGHT = 20
 WORKERS = ("one", "two", "three")
@@ -186,7 +186,7 @@ def test_ids_made_of_a_clock_are_refused_when_it_goes_back(
     local id = string.format('%.0f-%d', time[1] * 1000, server.call('XLEN', key))
     return ask(name, key, id, select(4, ...))
     """
-    monkeypatch.setattr(scripts, "ADD", careless(scripts.ADD, "XADD", instead=by_clock))
+    monkeypatch.setattr(adding, "ADD", careless(adding.ADD, "XADD", instead=by_clock))
     with pytest.raises(ServerError, match="equal or smaller"):
         jump_while_jobs_run(clock_server, make_fleet(clock_server.url), -HOUR_S)
 
@@ -202,15 +202,15 @@ async def test_what_is_due_when_the_servers_clock_has_jumped_does_not_wait_for_t
     monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.05)
     keys, url = Keys(queue_name), clock_server.url
     redis = connect(url)
-    duties = [
-        PromoterDuty(keys, connect(url), connect(url), PromoterConfig(poll_interval_ms=50)),
-        SchedulerDuty(keys, connect(url), connect(url), SchedulerConfig(tick_interval_ms=50)),
+    loops = [
+        PromoterLoop(keys, connect(url), connect(url), PromoterConfig(poll_interval_ms=50)),
+        SchedulerLoop(keys, connect(url), connect(url), SchedulerConfig(tick_interval_ms=50)),
     ]
     half_ms = HOUR_S * 500
     async with Queue(queue_name, redis_url=url) as queue:
         await queue.add("delayed", None, delay_ms=half_ms)
         await queue.upsert_repeatable_job("spec", None, repeat=RepeatPattern.every(half_ms))
-        async with runs(duties[0]), runs(duties[1]):
+        async with runs(loops[0]), runs(loops[1]):
 
             async def both_lead() -> bool:
                 locks = (keys.promoter_lock, keys.scheduler_lock)
@@ -233,7 +233,9 @@ async def test_a_clock_that_is_set_back_within_a_takeover_loses_nothing(
     await redis("XGROUP", "CREATE", keys.stream, "g", "0", "MKSTREAM")
     await redis("XADD", keys.stream, "*", "d", "")
     await redis("XREADGROUP", "GROUP", "g", "silent", "STREAMS", keys.stream, ">")
-    script = careless(scripts.RECLAIM, "XPENDING", instead="return ask(name, key, a, '-', '+', 10)")
+    script = careless(
+        settling.RECLAIM, "XPENDING", instead="return ask(name, key, a, '-', '+', 10)"
+    )
     await redis("EVAL", script.source, 1, keys.stream, "g", "other", HOUR_S * 1000, 10)
     count, *_ = await redis("XPENDING", keys.stream, "g")
     assert count == 1, "it is in the stream and nobody's"
@@ -435,11 +437,11 @@ async def test_an_add_is_not_sent_again_after_a_long_sleep(
 # ── A scheduler's ───────────────────────────────────────────────────────────────────────────────
 
 
-async def fires_of(redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty) -> int:
+async def fires_of(redis: Redis, queue: Queue, keys: Keys, loop: SchedulerLoop) -> int:
     """How often a spec fires whose first slot is three quarters of an hour away."""
     pattern = RepeatPattern.every(HOUR_S * 750)
     await queue.upsert_repeatable_job("far", None, repeat=pattern)
-    await duty.run_once()
+    await loop.run_once()
     return int(await redis("XLEN", keys.stream)) + int(await redis("ZCARD", keys.delayed))
 
 
@@ -455,8 +457,8 @@ async def test_a_schedulers_clock_fires_nothing(
     jump_s: int,
 ) -> None:
     jump(jump_s)
-    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
-    assert await fires_of(redis, queue, keys, duty) == 0
+    loop = SchedulerLoop(keys, connect(server.url), connect(server.url))
+    assert await fires_of(redis, queue, keys, loop) == 0
 
 
 @pytest.mark.fault(31, control=True)
@@ -469,10 +471,10 @@ async def test_a_scheduler_that_went_by_its_own_clock_is_caught(
     jump: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.timed.scheduler._ms", lambda told: time.time_ns() // 10**6)
-    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
+    monkeypatch.setattr("chasqui.timed.scheduler.time_us", lambda told: time.time_ns() // 1000)
+    loop = SchedulerLoop(keys, connect(server.url), connect(server.url))
     jump(HOUR_S)
-    assert await fires_of(redis, queue, keys, duty) == 1
+    assert await fires_of(redis, queue, keys, loop) == 1
 
 
 @pytest.mark.fault(30)

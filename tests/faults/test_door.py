@@ -10,21 +10,23 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Queue, Worker, embedded, sync
-from chasqui.transport.connection import Connection
+from chasqui import Job, Queue, Worker, sync
 from chasqui.errors import (
     AuthenticationError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
 )
+from chasqui.transport import embedded
+from chasqui.transport.connection import Connection
+from chasqui.transport.handshake import Handshake
 from chasqui.transport.link import Link, open_link
-from chasqui.transport.recovery import Introduction, Redial
+from chasqui.transport.recovery import DialPacing
 from chasqui.transport.request import Effect, commands
-from chasqui.transport.server import Answer
+from chasqui.transport.server import Recovery
+from tests.consuming.conftest import Running, until
 from tests.crash.conftest import Fleet, eventually
 from tests.faults.disk import DiskServer, build_shim
-from tests.consuming.conftest import Running, until
 from tests.ledger import Census
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
@@ -159,7 +161,7 @@ async def fine(job: Job) -> None:
 def test_without_its_error_a_refused_add_seems_added(
     disk_server: DiskServer, make_fleet: Callable[[str], Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chasqui.blocking.exception_for", lambda error: error)  # an answer
+    monkeypatch.setattr("chasqui.transport.flow.exception_for", lambda error: error)  # an answer
     with pytest.raises(AssertionError, match="'added' == 'refused'"):
         fill(disk_server, make_fleet(disk_server.url))
 
@@ -233,7 +235,9 @@ async def test_without_waiting_a_loading_server_is_an_error(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.transport.connection.refuse", lambda request, error: Answer.RAISE)
+    monkeypatch.setattr(
+        "chasqui.transport.flow.recovery_for", lambda request, error: Recovery.RAISE
+    )
     assert not await work_while_loading(private_server(kind, **MAY_RELOAD[kind]), queue_name)
 
 
@@ -390,7 +394,7 @@ async def test_without_a_pause_between_dials_they_are_a_storm(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Redial, "wait_s", lambda self, now_s: 0.0)
+    monkeypatch.setattr(DialPacing, "wait_s", lambda self, now_s: 0.0)
     server = private_server(kind)
     proxy = make_proxy(server.url)
     with pytest.raises(AssertionError, match="in a hot loop"):
@@ -457,15 +461,15 @@ async def test_what_is_believed_of_the_next_server_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     profile = await connect(redis_86.url, is_reader=True).connect()
-    talk = Introduction.talk
+    talk = Handshake.talk
 
-    def believe(self: Introduction, endpoint: Any) -> Any:
+    def believe(self: Handshake, endpoint: Any) -> Any:
         yield from talk(self, endpoint)
         return profile
 
-    monkeypatch.setattr(Introduction, "talk", believe)
+    monkeypatch.setattr(Handshake, "talk", believe)
     # Reads that take nothing over are the same everywhere: ten jobs are done before they end.
-    monkeypatch.setattr("chasqui.consumer.mercy.MERCY_S", 0.0)
+    monkeypatch.setattr("chasqui.consuming.takeover_pause.MAX_PAUSE_S", 0.0)
     proxy = make_proxy(redis_86.url)
     working = asyncio.create_task(work_on_each([redis_86, redis_62], proxy, queue_name, start_at))
     refused = asyncio.create_task(_until(lambda: "cannot be read: ERR syntax error" in caplog.text))

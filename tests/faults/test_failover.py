@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Queue, server, sync
+from chasqui import Job, Queue, sync
 from chasqui.errors import ChasquiError, ServerError
 from chasqui.model.keys import Keys
-from tests.crash.conftest import eventually
+from chasqui.transport import server
 from tests.consuming.conftest import Running, until
+from tests.crash.conftest import eventually
 from tests.ledger import Census, audit
 from tests.servers import KINDS, Server
 from tests.servers.groups import Cluster, Watched, ask, is_primary
@@ -251,8 +252,8 @@ def stream_of(queue_name: str) -> str:
 @pytest.fixture
 def reads_alone_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker sees that its slot is elsewhere by its blocked read, not by chance."""
-    for period in ("RECLAIM_S", "SWEEP_S"):
-        monkeypatch.setattr(f"chasqui.consumer.reader.{period}", 1000.0)
+    for period in ("LOOK_S", "SWEEP_S"):
+        monkeypatch.setattr(f"chasqui.consuming.takeovers.{period}", 1000.0)
 
 
 @pytest.mark.fault(12)
@@ -312,7 +313,7 @@ async def test_without_following_an_add_fails(
     source = cluster.owner(stream)
     target = next(member for member in cluster.members if member is not source)
     slot = cluster.slot(stream)
-    monkeypatch.delitem(server._ANSWERS, code)
+    monkeypatch.delitem(server._MEANINGS, code)
     await asyncio.to_thread(cluster.start_move, slot, source, target)
     if code == "MOVED":
         await asyncio.to_thread(cluster.finish_move, slot, source, target)
@@ -361,7 +362,7 @@ async def test_without_waiting_a_slot_without_a_node_fails_adds(
     stream = stream_of(queue_name)
     await queue.is_paused()
     slot, owner = cluster.slot(stream), cluster.owner(stream)
-    monkeypatch.delitem(server._ANSWERS, "CLUSTERDOWN")
+    monkeypatch.delitem(server._MEANINGS, "CLUSTERDOWN")
     ask(owner.port, f"CLUSTER DELSLOTS {slot}")
     try:
         with pytest.raises(ServerError, match="CLUSTERDOWN"):

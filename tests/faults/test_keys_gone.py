@@ -7,7 +7,7 @@ import pytest
 import redis as redis_py
 
 from chasqui import Job
-from chasqui.consumer.reader import Reader
+from chasqui.consuming.reader import Reader
 from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
 from chasqui.transport.request import Effect, commands
 from tests.consuming.conftest import Running, envelope

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from chasqui import RepeatPattern, scripts, sync
-from chasqui.transport.connection import Connection
+from chasqui import RepeatPattern, sync
 from chasqui.model.keys import Keys
-from chasqui.leader import Lease
-from chasqui.promoter import PromoterDuty
 from chasqui.queue import Queue
+from chasqui.scripts import timing
+from chasqui.scripts.loading import call
+from chasqui.timed.leader import LeaderLock
+from chasqui.timed.promoter import PromoterLoop
+from chasqui.timed.scheduler import SchedulerLoop
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
-from chasqui.timed.scheduler import SchedulerDuty
-from tests.faults.careless import careless
 from tests.consuming.conftest import Redis
+from tests.faults.careless import careless
 from tests.ledger import Census, audit
 from tests.servers import Server
 
@@ -35,10 +37,10 @@ async def promote_together(
     """Three promoters that all believe to lead promote what is due, and look once more; what is
     wrong then."""
     delayed(url, queue_name)
-    duties = [PromoterDuty(keys, connect(url), connect(url)) for _ in range(3)]
+    loops = [PromoterLoop(keys, connect(url), connect(url)) for _ in range(3)]
     while len(Census.take(url, queue_name).stream) < COUNT:
-        await asyncio.gather(*(duty._promote() for duty in duties))
-    await asyncio.gather(*(duty._promote() for duty in duties))
+        await asyncio.gather(*(loop._promote() for loop in loops))
+    await asyncio.gather(*(loop._promote() for loop in loops))
     return audit(range(COUNT), [], Census.take(url, queue_name)).faults
 
 
@@ -58,13 +60,13 @@ async def test_without_taking_what_they_add_they_promote_it_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one that was stopped between the two steps, if they were two."""
-    monkeypatch.setattr(scripts, "PROMOTE", careless(scripts.PROMOTE, "ZREM", instead="return 0"))
+    monkeypatch.setattr(timing, "PROMOTE", careless(timing.PROMOTE, "ZREM", instead="return 0"))
     wrong = await promote_together(server.url, queue_name, keys, connect)
     assert wrong == {"doubled": set(range(COUNT))}
 
 
 async def fire_twice(
-    redis: Redis, queue: Queue, keys: Keys, duty: SchedulerDuty, script: Any
+    redis: Redis, queue: Queue, keys: Keys, loop: SchedulerLoop, script: Any
 ) -> int:
     """A scheduler computes a fire, is stopped, another one fires, and it goes on; fires in all."""
     job = await queue.upsert_repeatable_job("r", {"n": 1}, repeat=RepeatPattern.every(90_000))
@@ -73,9 +75,9 @@ async def fire_twice(
     await redis("ZADD", keys.repeat, due_ms, job.id)
     names = [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)]
     arguments = ["", job.id, due_ms, due_ms + 90_000, "r", 1, due_ms, b"envelope"]
-    stopped = scripts.call(script, names, arguments, Effect.IDEMPOTENT)
-    await duty.run_once()
-    await duty.connection.submit(stopped)
+    stopped = call(script, names, arguments, Effect.IDEMPOTENT)
+    await loop.run_once()
+    await loop.connection.submit(stopped)
     return int(await redis("XLEN", keys.stream))
 
 
@@ -83,12 +85,12 @@ async def fire_twice(
 async def test_a_scheduler_that_was_stopped_before_its_fire_fires_nothing(
     server: Server, redis: Redis, queue: Queue, keys: Keys, connect: Callable[..., Connection]
 ) -> None:
-    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
-    assert await fire_twice(redis, queue, keys, duty, scripts.FIRE) == 1
+    loop = SchedulerLoop(keys, connect(server.url), connect(server.url))
+    assert await fire_twice(redis, queue, keys, loop, timing.FIRE) == 1
 
 
 @pytest.mark.fault(33, control=True)
-async def test_without_comparing_scores_the_slot_fires_twice(
+async def test_without_comparing_scores_the_fire_time_fires_twice(
     server: Server,
     redis: Redis,
     queue: Queue,
@@ -97,11 +99,11 @@ async def test_without_comparing_scores_the_slot_fires_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compare = b"math.floor(tonumber(score)) ~= tonumber(argv[i + 1])"
-    assert compare in scripts.FIRE.source
-    source = scripts.FIRE.source.replace(compare, b"false")
-    careless = type(scripts.FIRE)("fire", source, b"0" * 40)  # unknown, so it is sent whole
-    duty = SchedulerDuty(keys, connect(server.url), connect(server.url))
-    assert await fire_twice(redis, queue, keys, duty, careless) == 2
+    assert compare in timing.FIRE.source
+    source = timing.FIRE.source.replace(compare, b"false")
+    careless = type(timing.FIRE)("fire", source, b"0" * 40)  # unknown, so it is sent whole
+    loop = SchedulerLoop(keys, connect(server.url), connect(server.url))
+    assert await fire_twice(redis, queue, keys, loop, careless) == 2
 
 
 #: Each step has as long, and the first has to find the script missing: room for a busy machine.
@@ -109,8 +111,8 @@ TTL_S = 2
 
 
 async def takes_over(connection: Connection, key: bytes) -> bool:
-    """Whether another one leads as soon as the leader's lease should be over."""
-    heir = Lease(key, "heir", ttl_s=TTL_S)
+    """Whether another one leads as soon as the leader's lock should be over."""
+    heir = LeaderLock(key, "heir", ttl_s=TTL_S)
     for _ in range(6):
         if await heir.hold(connection):
             return True
@@ -119,23 +121,23 @@ async def takes_over(connection: Connection, key: bytes) -> bool:
 
 
 @pytest.mark.fault(34)
-async def test_the_lease_of_a_dead_leader_ends(
+async def test_the_lock_of_a_dead_leader_ends(
     server: Server, keys: Keys, connect: Callable[..., Connection]
 ) -> None:
     connection = connect(server.url)
-    assert await Lease(keys.promoter_lock, "dead", ttl_s=TTL_S).hold(connection)
+    assert await LeaderLock(keys.promoter_lock, "dead", ttl_s=TTL_S).hold(connection)
     assert await takes_over(connection, keys.promoter_lock)
 
 
 @pytest.mark.fault(34, control=True)
-async def test_a_lease_without_an_end_goes_to_nobody(
+async def test_a_lock_without_an_end_goes_to_nobody(
     server: Server,
     keys: Keys,
     connect: Callable[..., Connection],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    endless = careless(scripts.LEASE_TAKE, "SET", instead="return ask(name, key, a)")
-    monkeypatch.setattr(scripts, "LEASE_TAKE", endless)
+    endless = careless(timing.LEASE_TAKE, "SET", instead="return ask(name, key, a)")
+    monkeypatch.setattr(timing, "LEASE_TAKE", endless)
     connection = connect(server.url)
-    assert await Lease(keys.promoter_lock, "dead", ttl_s=TTL_S).hold(connection)
+    assert await LeaderLock(keys.promoter_lock, "dead", ttl_s=TTL_S).hold(connection)
     assert not await takes_over(connection, keys.promoter_lock)

@@ -172,12 +172,14 @@ def test_without_memory_a_call_fails_and_the_next_one_works(
 #: What is switched off, in which program, and what that prints instead.
 CARELESS = {
     "asyncio, the system's errors": (
-        "from chasqui import connection\nconnection.dial_failure = lambda endpoint, error: error\n",
+        "from chasqui.transport import connection\n"
+        "connection.dial_failure = lambda endpoint, error: error\n",
         FILES_ASYNC,
         "Too many open files",
     ),
     "blocking, the system's errors": (
-        "from chasqui import blocking\nblocking.dial_failure = lambda endpoint, error: error\n",
+        "from chasqui.transport import blocking\n"
+        "blocking.dial_failure = lambda endpoint, error: error\n",
         FILES_SYNC,
         "Too many open files",
     ),
@@ -187,7 +189,8 @@ CARELESS = {
         "Too many open files",
     ),
     "blocking, links left open": (
-        "from chasqui.transport.blocking_link import BlockingLink\nBlockingLink.close = lambda self: None\n",
+        "from chasqui.transport.blocking_link import BlockingLink\n"
+        "BlockingLink.close = lambda self: None\n",
         DOOR_SYNC,
         "ResourceWarning: unclosed",  # nothing refers to it, so Python closes it
     ),
@@ -311,7 +314,8 @@ def test_a_heartbeat_that_python_waits_for_is_a_hang(server: Server, queue_name:
     off = """
 from chasqui.consuming.heartbeat import Heartbeat
 
-def start(self):
+def start(self, loop):
+    self._loop = loop
     self._thread.daemon = False
     self._thread.start()
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from chasqui import Job, Queue, scripts
-from chasqui.blocking import BlockingConnection
-from chasqui.transport.connection import Connection
+from chasqui import Job, Queue
 from chasqui.errors import OutcomeUnknownError, UnreachableError
 from chasqui.model.keys import Keys
-from chasqui.transport.recovery import TCP_USER_TIMEOUT_MS
+from chasqui.scripts import adding
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, commands
+from chasqui.transport.sockets import TCP_USER_TIMEOUT_MS
+from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.crash.load import Seed
 from tests.faults.careless import careless
-from tests.consuming.conftest import Redis, Running, at_rest, until
 from tests.ledger import Audit, Census, audit
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -29,8 +30,8 @@ MakeProxy = Callable[[str], Proxy]
 
 #: Chunks are not known again: the bit was never set, the first answer never kept.
 FORGETFUL = {
-    "ADD": careless(scripts.ADD, "GETBIT", "SETBIT", instead="return 0"),
-    "ADD_MIXED": careless(scripts.ADD_MIXED, "GET", instead="return false"),
+    "ADD": careless(adding.ADD, "GETBIT", "SETBIT", instead="return 0"),
+    "ADD_MIXED": careless(adding.ADD_MIXED, "GET", instead="return false"),
 }
 MIXED = [{"name": "n", "data": {"n": 2}}, {"name": "n", "data": {"n": 3}, "delay_ms": 60_000}]
 
@@ -67,7 +68,7 @@ async def test_a_chunk_that_is_not_known_again_is_added_twice(
     script: str,
     doubled: set[int],
 ) -> None:
-    monkeypatch.setattr(scripts, script, FORGETFUL[script])
+    monkeypatch.setattr(adding, script, FORGETFUL[script])
     found = await lose_replies(server, make_proxy(server.url), queue_name)
     assert found.faults == {"doubled": doubled}
 
@@ -110,7 +111,7 @@ async def test_a_link_that_falls_silent_is_replaced(
     redis_at: Callable[[str], Redis],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.consumer.reader.READ_SLACK_S", 0.5)  # 5 s, else
+    monkeypatch.setattr("chasqui.consuming.reader.READ_SLACK_S", 0.5)  # 5 s, else
     proxy = make_proxy(server.url)
     await fall_silent(server, proxy, queue_name, start_at, redis_at(server.url), 20)
 
@@ -124,7 +125,7 @@ async def test_without_a_deadline_nobody_notices(
     redis_at: Callable[[str], Redis],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("chasqui.consumer.reader.READ_SLACK_S", 1000.0)
+    monkeypatch.setattr("chasqui.consuming.reader.READ_SLACK_S", 1000.0)
     proxy = make_proxy(server.url)
     with pytest.raises(TimeoutError):
         await fall_silent(server, proxy, queue_name, start_at, redis_at(server.url), 2)
@@ -141,7 +142,7 @@ async def test_the_system_is_told_when_to_give_up_a_peer_that_is_gone(
     connection, blocking = connect(server.url), connect_blocking(server.url)
     await connection.connect()
     blocking.connect()
-    one, other = connection._link, blocking._side().link
+    one, other = connection._flow.link, blocking._state().link
     assert one is not None
     assert other is not None
     for link in (one._transport.get_extra_info("socket"), other._sock):
@@ -221,7 +222,7 @@ async def test_a_job_that_was_added_before_the_cut_is_added_again(
     server: Server, make_proxy: MakeProxy, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all places there is one behind the last byte, where the server did what it was told."""
-    monkeypatch.setattr(scripts, "ADD", FORGETFUL["ADD"])
+    monkeypatch.setattr(adding, "ADD", FORGETFUL["ADD"])
     wrong = await cut_adds(server, make_proxy(server.url), queue_name, {})
     assert [*wrong] == ["doubled"]
 
@@ -296,8 +297,8 @@ async def flood(connection: Connection, proxy: Proxy) -> None:
         return made == len(calls)
 
     await until(all_made, "all are under way")
-    transport: Any = connection._link and connection._link._transport
-    held = connection._unsent_bytes + transport.get_write_buffer_size()
+    transport: Any = connection._flow.link and connection._flow.link._transport
+    held = connection._flow.unsent_bytes + transport.get_write_buffer_size()
     proxy.resume()
     await asyncio.gather(*calls)
     assert held <= 10 * 1024 * 1024

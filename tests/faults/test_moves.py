@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chasqui import Job, Queue, scripts
-from chasqui.consumer.relocator import MoveBatch, Relocator
+from chasqui import Job, Queue
+from chasqui.consuming.relocator import Moves, Relocator
 from chasqui.model.keys import Keys
+from chasqui.scripts import settling
 from chasqui.transport.request import Script
 from tests.consuming.conftest import Redis, Running, until
 from tests.servers import KINDS, Server
@@ -166,7 +167,7 @@ async def stage(
     stage = Stage(server, redis, keys, start_at)
     failed = Relocator._failed
 
-    def note(self: Relocator, batch: MoveBatch, error: Exception) -> None:
+    def note(self: Relocator, batch: Moves, error: Exception) -> None:
         failed(self, batch, error)
         stage.refused.update(move.entry.id for move in batch.moves)
 
@@ -202,7 +203,7 @@ async def test_an_ack_before_the_copy_loses_the_job(
     stage: Stage, refuse: Refuse, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sha = hashlib.sha1(way.ack_first, usedforsecurity=False).hexdigest().encode()
-    monkeypatch.setattr(scripts, way.script, Script("ack first", way.ack_first, sha))
+    monkeypatch.setattr(settling, way.script, Script("ack first", way.ack_first, sha))
     with pytest.raises(AssertionError, match="one left without its copy"):
         await stage.play(refuse, way)
 
@@ -216,7 +217,7 @@ async def test_a_refusal_that_is_taken_for_an_answer_is_a_move_given_up(
     that the move is tried again."""
     failed = Relocator._failed
 
-    def give_up(self: Relocator, batch: MoveBatch, error: Exception) -> None:
+    def give_up(self: Relocator, batch: Moves, error: Exception) -> None:
         failed(self, batch, error)
         self._finished(batch)
 

@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Queue, server
+from chasqui import Job, Queue
 from chasqui.errors import ServerError
 from chasqui.model.keys import Keys
+from chasqui.transport import server
+from tests.consuming.conftest import PAST_LEASE, Renewals, Running, renew_nothing, until
 from tests.hoarding import hoard
-from tests.consuming.conftest import (
-    PAST_LEASE,
-    Renewals,
-    Running,
-    renew_nothing,
-    until,
-)
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 from tests.servers.groups import ask
@@ -160,7 +155,7 @@ async def test_without_its_answer_a_refusal_reaches_the_caller(
     code: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(server._ANSWERS, code)
+    monkeypatch.delitem(server._MEANINGS, code)
     with pytest.raises(ServerError, match=code):
         await scene(stage)
 
@@ -197,7 +192,7 @@ async def _runs_once(
 ) -> None:
     """One worker has its hands full before a standstill and until a lease after it; another one
     takes over what lapses."""
-    monkeypatch.setattr("chasqui.consumer.reader.RECLAIM_S", 0.2)
+    monkeypatch.setattr("chasqui.consuming.takeovers.LOOK_S", 0.2)
     hoard(monkeypatch.setattr)
     await stage.running.stop()
     runs: Counter[int] = Counter()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from chasqui._core.reply import Builder, ReplyReader
-from chasqui.blocking import BlockingConnection
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.blocking_link import BlockingLink
 from chasqui.transport.connection import Connection
 from chasqui.transport.link import Link
 from chasqui.transport.request import Effect, Request, commands
@@ -63,7 +64,7 @@ async def test_a_link_that_is_kept_after_garbage_is_caught(
     with garbage.server(seed.seed) as url, garbage.at_once():
         connection = connect(url)
         await connection.connect()
-        connection._request_timeout_s = 0.3
+        connection._flow.timeout_s = 0.3
         await garbage.into_asyncio(connection, tally, INPUTS, seed.random)
     assert tally.failed + tally.mismatched == 1
 
@@ -115,12 +116,12 @@ async def test_an_announcement_takes_no_memory(
 
 
 @pytest.mark.fault(46, control=True)
-@pytest.mark.parametrize("link", ["link", "blocking_link"])
+@pytest.mark.parametrize("link", [Link, BlockingLink])
 async def test_memory_that_is_taken_on_a_word_is_caught(
     connect: Callable[..., Connection],
     connect_blocking: Callable[..., BlockingConnection],
     monkeypatch: pytest.MonkeyPatch,
-    link: str,
+    link: type[Link] | type[BlockingLink],
 ) -> None:
     bomb = b"*67108864\r\n"
 
@@ -134,7 +135,13 @@ async def test_memory_that_is_taken_on_a_word_is_caught(
                 bytes(ANNOUNCED_BYTES)  # of which not one page is touched
             self._reader.feed(data)
 
-    monkeypatch.setattr(f"chasqui.{link}.ReplyReader", Believing)
+    made = link.__init__
+
+    def make(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._reader = Believing()
+
+    monkeypatch.setattr(link, "__init__", make)
     (error,) = await announce(connect, connect_blocking, bomb)
     assert isinstance(error, MemoryError)
 
@@ -193,8 +200,7 @@ async def test_without_limits_all_that_comes_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unlimited = functools.partial(ReplyReader, max_elements=1 << 30, max_bulk_bytes=1 << 40)
-    monkeypatch.setattr("chasqui.transport.link.ReplyReader", unlimited)
-    monkeypatch.setattr("chasqui.transport.blocking_link.ReplyReader", unlimited)
+    monkeypatch.setattr("chasqui.transport.pipeline.ReplyReader", unlimited)
     assert await listen(connect, connect_blocking, kind) == [True, True]
 
 

@@ -14,11 +14,12 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import RepeatPattern, scripts
+from chasqui import RepeatPattern
 from chasqui.errors import AuthenticationError
 from chasqui.model.keys import DEFAULT_GROUP, ENVELOPE, Keys
-from chasqui.transport.request import Script
+from chasqui.scripts import adding, managing, settling, timing
 from chasqui.sync import Queue
+from chasqui.transport.request import Script
 from tests.servers import Server
 
 pytestmark = pytest.mark.fault(29)
@@ -68,98 +69,98 @@ MIXED: list[dict[str, Any]] = [
     {"name": "mail", "data": 3},
 ]
 CASES = {
-    "add": Case(scripts.ADD, lambda queue, *_: queue.add("mail", 1), "getbit setbit expire xadd"),
+    "add": Case(adding.ADD, lambda queue, *_: queue.add("mail", 1), "getbit setbit expire xadd"),
     "add many": Case(
-        scripts.ADD,
+        adding.ADD,
         lambda queue, *_: queue.add_bulk([{"name": "mail", "data": n} for n in range(300)]),
         "getbit setbit expire xadd",
     ),
     "add later": Case(
-        scripts.ADD_MIXED,
+        adding.ADD_MIXED,
         lambda queue, *_: queue.add("mail", 1, delay_ms=9_000),
         "get set del zadd zrange time xlen",
     ),
     "add under an id": Case(
-        scripts.ADD_MIXED,
+        adding.ADD_MIXED,
         lambda queue, *_: queue.add("mail", 1, job_id="used"),
         "get set del xadd exists",
     ),
     "add of each kind": Case(
-        scripts.ADD_MIXED, lambda queue, *_: queue.add_bulk(MIXED), "set del zadd xadd"
+        adding.ADD_MIXED, lambda queue, *_: queue.add_bulk(MIXED), "set del zadd xadd"
     ),
     "cancel": Case(
-        scripts.CANCEL, lambda queue, *_: queue.cancel_delayed("delayed"), "get set del zrem"
+        adding.CANCEL, lambda queue, *_: queue.cancel_delayed("delayed"), "get set del zrem"
     ),
     "reschedule": Case(
-        scripts.RESCHEDULE,
+        adding.RESCHEDULE,
         lambda queue, *_: queue.reschedule("delayed", delay_ms=90_000_000),
         "set del expire ttl zadd zscore",
     ),
     "replay": Case(
-        scripts.REPLAY, lambda queue, *_: queue.replay_dlq(), "get set del xadd xdel xrange"
+        managing.REPLAY, lambda queue, *_: queue.replay_dlq(), "get set del xadd xdel xrange"
     ),
     "delete": Case(
-        scripts.DELETE_DEAD, lambda queue, *_: queue.delete_dlq(), "get del xdel xrange"
+        managing.DELETE_DEAD, lambda queue, *_: queue.delete_dlq(), "get del xdel xrange"
     ),
     "repeat": Case(
-        scripts.UPSERT_REPEAT,
+        timing.UPSERT_REPEAT,
         lambda queue, *_: queue.upsert_repeatable_job("mail", 2, repeat=EVERY, key=SPEC),
         "exists set del zadd hset hdel",
     ),
     "repeat no more": Case(
-        scripts.REMOVE_REPEAT,
+        timing.REMOVE_REPEAT,
         lambda queue, *_: queue.remove_repeatable_by_key(SPEC),
         "exists set del zrem",
     ),
     "bury": Case(
-        scripts.BURY,
+        settling.BURY,
         run(
-            scripts.BURY,
+            settling.BURY,
             lambda keys: [keys.stream, keys.dlq],
             *(DEFAULT_GROUP, "me", "", "", "", "", "", ENTRY, 2, "d", ENVELOPED),
         ),
         "xpending xadd xack xdel",
     ),
     "retry": Case(
-        scripts.RETRY,
+        settling.RETRY,
         run(
-            scripts.RETRY,
+            settling.RETRY,
             lambda keys: [keys.stream, keys.delayed, keys.wake, keys.traces, keys.didx("id")],
             *(DEFAULT_GROUP, "me", ENTRY, 9_000, MEMBER, ""),
         ),
         "xpending zadd xack xdel",
     ),
     "promote": Case(
-        scripts.PROMOTE,
+        timing.PROMOTE,
         run(
-            scripts.PROMOTE,
+            timing.PROMOTE,
             lambda keys: [keys.delayed, keys.stream, keys.dlq, keys.traces, keys.didx("")],
             *(100, ""),
         ),
         "zrangebyscore xadd zrem",
     ),
     "fire": Case(
-        scripts.FIRE,
+        timing.FIRE,
         run(
-            scripts.FIRE,
+            timing.FIRE,
             fire_keys,
             *("", "fires", PAST_MS, PAST_MS + 1, "mail", 1, PAST_MS, ENVELOPED),
         ),
         "zscore zadd xadd hincrby",
     ),
     "fire for the last time": Case(
-        scripts.FIRE,
+        timing.FIRE,
         run(
-            scripts.FIRE,
+            timing.FIRE,
             fire_keys,
             *("", "fires", PAST_MS, "", "mail", 1, 1 << 50, ENVELOPED),
         ),
         "zscore zadd zrem",
     ),
     "fire several": Case(
-        scripts.FIRE,
+        timing.FIRE,
         run(
-            scripts.FIRE,
+            timing.FIRE,
             lambda keys: [*fire_keys(keys), keys.repeat_spec(SPEC), keys.repeat_spec("gone")],
             *("", "fires", PAST_MS, "", "mail", 1, PAST_MS, ENVELOPED),
             *("gone", PAST_MS, PAST_MS + 1, "mail", 1, PAST_MS, ENVELOPED),

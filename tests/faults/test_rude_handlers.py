@@ -11,10 +11,10 @@ import pytest
 
 from chasqui import Job, Worker, sync
 from chasqui._core.entry import Entry
-from chasqui.transport.connection import Connection
-from chasqui.consumer.dispatcher import Dispatcher
+from chasqui.consuming.dispatcher import Dispatcher
 from chasqui.model.keys import DEFAULT_GROUP, Keys
 from chasqui.queue import Queue
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Request
 from tests.chaos.cancels import echo
 from tests.consuming.conftest import Redis, Running, until
@@ -229,8 +229,8 @@ async def test_a_reply_to_what_a_child_wrote_ends_the_link(
     proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.execute("PING", effect=Effect.READ)
-    assert connection._link is not None
-    link = connection._link._transport.get_extra_info("socket").fileno()
+    assert connection._flow.link is not None
+    link = connection._flow.link._transport.get_extra_info("socket").fileno()
     child = os.fork()
     if child == 0:
         os.write(link, b"*1\r\n$4\r\nPING\r\n")
@@ -246,10 +246,10 @@ async def test_a_reply_to_what_a_child_wrote_ends_the_link(
 async def cancel_and_call(connection: Connection, proxy: Proxy) -> bytes:
     """What a call is answered whose predecessor was cancelled on its way."""
     await connection.connect()
-    assert connection._link is not None
+    assert connection._flow.link is not None
     proxy.stall()
     cancelled = connection.submit(echo("cancelled"))
-    while not connection._link.inflight:  # noqa: ASYNC110
+    while not connection._flow.link.inflight:  # noqa: ASYNC110
         await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.wait([cancelled])
@@ -278,8 +278,9 @@ async def test_a_reply_that_is_not_waited_for_goes_to_the_next_call(
 
     def forgetful(self: Connection, request: Request) -> asyncio.Future[Any]:
         def forget(future: asyncio.Future[Any]) -> None:
-            if future.cancelled() and self._link is not None:
-                self._link.inflight.remove(request)
+            link = self._flow.link
+            if future.cancelled() and link is not None:
+                link.inflight.remove(request)
 
         future = submit(self, request)
         future.add_done_callback(forget)

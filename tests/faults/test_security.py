@@ -8,7 +8,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -16,13 +18,13 @@ import redis as redis_py
 
 import chasqui
 from chasqui import ChasquiError, Queue, Worker, scripts, sync
-from chasqui.blocking import BlockingConnection
 from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.model.keys import Keys
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Script
-from tests.faults.fake import FakeServer
 from tests.consuming.conftest import Redis, Running, until
+from tests.faults.fake import FakeServer
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -266,12 +268,23 @@ def test_the_search_for_the_password_would_find_it(caplog: pytest.LogCaptureFixt
 def test_scripts_are_files_and_nothing_else() -> None:
     """No Lua is put together in Python, so that nothing of a user's gets into it."""
     package = Path(chasqui.__file__).parent
-    known = [one for one in vars(scripts).values() if isinstance(one, Script)]
+    folder = package / "scripts" / "lua"
+    modules = [
+        import_module(f"chasqui.scripts.{one.name}") for one in iter_modules(scripts.__path__)
+    ]
+    known = [
+        one
+        for module in (scripts, *modules)
+        for one in vars(module).values()
+        if isinstance(one, Script)
+    ]
     assert known
     for script in known:
-        own = (package / "lua" / f"{script.name}.lua").read_bytes()
-        shared = [(package / "lua" / f"{part}.lua").read_bytes() for part in ("owned", "envelope")]
-        assert script.source in (own, *(part + own for part in shared))
+        own = (folder / f"{script.name}.lua").read_bytes()
+        owned, envelope, flow = (
+            (folder / f"{part}.lua").read_bytes() for part in ("owned", "envelope", "flow")
+        )
+        assert script.source in (own, *(part + own for part in (owned, envelope, owned + flow)))
     for path in package.rglob("*.py"):
         text = path.read_text()
         assert "redis.call(" not in text, path

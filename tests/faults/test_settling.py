@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from chasqui import Job, Queue, UnrecoverableError, scripts
+from chasqui import Job, Queue, UnrecoverableError
 from chasqui.model.keys import DEFAULT_GROUP, Keys
-from tests.faults.careless import careless
+from chasqui.scripts import settling
 from tests.consuming.conftest import Redis, Running, at_rest, until
+from tests.faults.careless import careless
 from tests.servers import KINDS, Server
 
 Start = Callable[..., Running]
@@ -67,8 +68,8 @@ async def test_a_result_that_is_stored_before_the_ack_keeps_it_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stores_first = "server.call('SET', KEYS[2], 'the result')"
-    complete = careless(scripts.COMPLETE, "XACK", instead=stores_first)
-    monkeypatch.setattr(scripts, "COMPLETE", complete)
+    complete = careless(settling.COMPLETE, "XACK", instead=stores_first)
+    monkeypatch.setattr(settling, "COMPLETE", complete)
     server = private_server(kind)
     assert not await drain_without_memory(server, keys, start_at, redis_at(server.url), caplog)
 
@@ -126,6 +127,6 @@ async def test_without_a_look_at_the_owner_it_is_taken_away(
     if held[1] then held[1][2] = ARGV[2] end
     return held
     """
-    unfenced = careless(getattr(scripts, script), "XPENDING", instead=always_ours)
-    monkeypatch.setattr(scripts, script, unfenced)
+    unfenced = careless(getattr(settling, script), "XPENDING", instead=always_ours)
+    monkeypatch.setattr(settling, script, unfenced)
     assert not await settle_as_a_zombie(server, keys, start, redis, script)

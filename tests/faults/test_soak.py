@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Queue, Worker, scripts
+from chasqui import Queue, Worker
+from chasqui.consuming.engine import Health
+from chasqui.scripts import settling
 from chasqui.transport.connection import Connection
-from chasqui.consumer import Health
 from chasqui.transport.link import Link
 from tests.chaos.soak import measure, wrong
+from tests.consuming.conftest import until
 from tests.core.memory import rss_bytes
 from tests.faults.careless import careless
-from tests.consuming.conftest import until
 from tests.proxy import Proxy
 from tests.servers import KINDS, Server
 
@@ -206,7 +207,7 @@ async def test_links_that_are_not_forgotten_are_caught(
 
     def keep(self: Connection, link: Link) -> None:
         on_lost(self, link)
-        self._links.add(link)
+        self._flow.links.add(link)
 
     monkeypatch.setattr(Connection, "_on_lost", keep)
     assert "objects" in await soak(kind).run(2, warm_up=1)
@@ -218,8 +219,8 @@ async def test_links_that_are_not_forgotten_are_caught(
 async def test_entries_that_are_not_deleted_are_caught(
     soak: Callable[[str], Soak], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeps = careless(scripts.COMPLETE, "XDEL", instead="return 1")
-    monkeypatch.setattr(scripts, "COMPLETE", keeps)
+    keeps = careless(settling.COMPLETE, "XDEL", instead="return 1")
+    monkeypatch.setattr(settling, "COMPLETE", keeps)
     wasteful = soak(kind)
     wasteful.data = "x" * 4096  # so that two rounds are enough
     assert "server_bytes" in await wasteful.run(2, warm_up=1)

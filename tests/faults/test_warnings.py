@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from chasqui import Queue, server
+from chasqui import Queue
+from chasqui.transport import server
 from tests.consuming.conftest import Redis, Running
 from tests.servers import KINDS, Server
 

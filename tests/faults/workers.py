@@ -4,15 +4,16 @@
 import asyncio
 import os
 
-from chasqui import Worker, runner
+from chasqui import Worker
 from chasqui._core.entry import Entry
-from chasqui.consumer import Engine
-from chasqui.consumer.acker import AckBatch, Acker
-from chasqui.consumer.dispatcher import Dispatcher
-from chasqui.consumer.reader import Reader
+from chasqui.consuming.acker import Acker, Acks
+from chasqui.consuming.dispatcher import Dispatcher
+from chasqui.consuming.engine import Engine
+from chasqui.consuming.reader import Reader
 from chasqui.errors import ServerError
-from chasqui.transport.request import Effect
+from chasqui.running import process
 from chasqui.running.process import Stop
+from chasqui.transport.request import Effect
 from tests.crash.workers import GATE_POLL_S, make, make_without_heartbeat
 
 
@@ -34,7 +35,7 @@ def forgetful() -> Worker:
     read = Reader.run_once
 
     async def rest_or_read(self: Reader) -> int:
-        while len(self._holdings.ids()) >= self._config.concurrency:  # noqa: ASYNC110 - as handlers
+        while len(self._held.ids()) >= self._config.concurrency:  # noqa: ASYNC110 - as handlers
             await asyncio.sleep(GATE_POLL_S)
         return await read(self)
 
@@ -49,7 +50,7 @@ def hasty() -> Worker:
         self._returned(entry, entry.job_id, None, started_ns)
         return False
 
-    runner.STOP_NOW_S = 60.0  # type: ignore[misc] - its acks are to go out
+    process.STOP_NOW_S = 60.0  # type: ignore[misc] - its acks are to go out
     Dispatcher._failed = forgive  # type: ignore[method-assign]
     return make()
 
@@ -59,11 +60,11 @@ def resigned() -> Worker:
 
     failed = Acker._failed
 
-    def give_up(self: Acker, batch: AckBatch, error: Exception) -> None:
+    def give_up(self: Acker, batch: Acks, error: Exception) -> None:
         if not isinstance(error, ServerError):  # late, not refused
             return failed(self, batch, error)
         print("acks are refused:", error, flush=True)
-        return self._finished(batch, [])
+        return self._finished(batch)
 
     Acker._failed = give_up  # type: ignore[method-assign]
     return make()

@@ -83,24 +83,19 @@ class Corpus:
     def entries(self) -> bytes:
         """A byte that says how to read it (see targets.Entries), then a reply of stream entries."""
         rng = self._rng
-        shape = rng.randrange(3)
+        shape = rng.randrange(2)
         items = [self._entry() for _ in range(rng.choice((0, 1, 1, 2, 3)))]
         data = _array(len(items)) + b"".join(items)
         if shape == 0:
             key = _bulk(b"{chasqui:q}:stream")
             data = (b"%1\r\n" if rng.random() < 0.5 else b"*1\r\n*2\r\n") + key + data
-        elif shape == 2:
-            ids = [_bulk(b"%d-0" % i) for i in range(rng.randrange(3))]
-            third = rng.random() < 0.7
-            data = _array(2 + third) + _bulk(b"0-0") + data
-            data += _array(len(ids)) + b"".join(ids) if third else b""
         elif rng.random() < 0.1:
             data = self._value(0)
-        return bytes([shape + 3 * (rng.random() < 0.1)]) + data
+        return bytes([shape + 2 * (rng.random() < 0.1)]) + data
 
     def columns(self) -> bytes:
         """A reply of stream entries as XRANGE gives them."""
-        while (data := self.entries())[0] % 3 != 1:
+        while (data := self.entries())[0] % 2 != 1:
             pass
         return data[1:]
 

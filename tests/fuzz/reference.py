@@ -61,9 +61,7 @@ def entries(shape: str, reply: Any, limit: int) -> Any:
             return reply
         if shape == "streams":
             return _streams(reply, limit)
-        if shape == "range":
-            return _entries(reply, limit)
-        return _autoclaim(reply, limit)
+        return _entries(reply, limit)
     except _MisshapenError:
         return MISSHAPEN
 
@@ -83,14 +81,6 @@ def _streams(reply: list[Any], limit: int) -> list[Any]:
         _need(type(stream) in (list, tuple) and len(stream) == 2 and type(stream[0]) is bytes)
         found += _entries(stream[1], limit)
     return found
-
-
-def _autoclaim(reply: list[Any], limit: int) -> tuple[bytes | None, list[Any], list[bytes]]:
-    missing: list[Any] = [None, [], []]
-    cursor, found, deleted, *more = reply + missing[len(reply) :]
-    _need(not more and (not reply or type(cursor) is bytes))
-    _need(type(deleted) is list and all(type(id) is bytes for id in deleted))
-    return cursor, _entries(found, limit), deleted
 
 
 def _entries(reply: Any, limit: int) -> list[Any]:

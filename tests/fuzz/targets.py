@@ -137,11 +137,7 @@ def same(ours: Any, theirs: Any, mark: int) -> bool:
 
 # ── Entries ──────────────────────────────────────────────────────────────────────────────────────
 
-_SHAPES: Final[tuple[Literal["streams", "range", "autoclaim"], ...]] = (
-    "streams",
-    "range",
-    "autoclaim",
-)
+_SHAPES: Final[tuple[Literal["streams", "range"], ...]] = ("streams", "range")
 #: Types that a plain reply does not tell from an array, a bulk string or an integer.
 _AMBIGUOUS = re.compile(rb"^[~|]|(?!^)[+=~%>|(]")
 
@@ -149,7 +145,7 @@ _AMBIGUOUS = re.compile(rb"^[~|]|(?!^)[+=~%>|(]")
 def check_entries(data: bytes) -> bool:
     """The first byte chooses shape and size limit; the entries are those of the plain reply."""
     control, data = data[0] if data else 0, data[1:]
-    shape, limit = _SHAPES[control % 3], 16 if control // 3 % 2 else 1 << 20
+    shape, limit = _SHAPES[control % 2], 16 if control // 2 % 2 else 1 << 20
     mark = crc32(data)
     builder = EntryBuilder(shape, limit)
     found, refusal = read((data,), builder)

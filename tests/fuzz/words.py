@@ -2,7 +2,7 @@
 
 import string
 
-from chasqui import config
+from chasqui.model import config
 from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys, check_job_id, check_job_name
 from tests.fuzz.corpus import SECRET
@@ -62,6 +62,7 @@ def check_name(data: bytes) -> bool:
     if _is_taken(check_job_name, name) != is_name:
         raise WrongWordError(f"job name {name!r}: must be {'taken' if is_name else 'refused'}")
     is_id = is_name and bool(name.strip()) and not any(map(_is_bad_in_id, name))
+    is_id = is_id and not name.startswith("~")  # these are steps of flows
     if _is_taken(check_job_id, name) != is_id:
         raise WrongWordError(f"job id {name!r}: must be {'taken' if is_id else 'refused'}")
     if is_queue:

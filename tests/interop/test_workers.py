@@ -12,9 +12,10 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import Job, UnrecoverableError, Worker, scripts
+from chasqui import Job, UnrecoverableError, Worker
 from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.scripts import settling
 from tests.interop.conftest import ROOT
 from tests.interop.plans import entries, outcome, reason
 from tests.servers import Server
@@ -154,7 +155,7 @@ async def test_their_worker_that_we_sweep_away_goes_on(
     async with asyncio.timeout(30):
         while not (redis.exists(keys.stream) and redis.xinfo_groups(keys.stream)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        sweep = redis.register_script(scripts.SWEEP.source)
+        sweep = redis.register_script(settling.SWEEP.source)
         while not sweep(keys=[keys.stream, keys.paused], args=[0, 1000]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await fleet.add_ours(0, 100)

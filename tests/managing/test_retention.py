@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import Job, Queue, ServerError, Worker, retention, scripts, sync
-from chasqui.blocking import BlockingConnection
+from chasqui import Job, Queue, ServerError, Worker, sync
 from chasqui.cli.rights import _CALL
+from chasqui.managing import retention
+from chasqui.managing.retention import EVENTS_KEPT, TRIM_ENTRIES, Log
 from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
-from chasqui.managing.retention import EVENTS_KEPT, TRIM_ENTRIES, Log
+from chasqui.scripts import managing
+from chasqui.transport.blocking import BlockingConnection
 from tests.consuming.conftest import WAIT_S, until
 from tests.servers import RemoteServer, Server
 
@@ -217,7 +219,7 @@ def test_a_dead_reader_holds_nothing_and_is_still_known(stream: Stream) -> None:
 def test_one_that_is_long_dead_is_forgotten(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "FORGET_MS", 1)
+    monkeypatch.setattr(managing, "FORGET_MS", 1)
     stream.add(1)
     stream.read("gone", 1, lease_ms=1)
     _until(lambda: not stream.look().readers[0].is_alive)
@@ -306,5 +308,5 @@ def test_settings_that_are_no_settings_stop_nobody(stream: Stream) -> None:
 
 def test_trimming_asks_for_no_right_that_workers_lacked() -> None:
     """A user made for an older version would let the stream grow: its trims would be refused."""
-    words = {command for command, _ in _CALL.findall(scripts.TRIM.source)}
+    words = {command for command, _ in _CALL.findall(managing.TRIM.source)}
     assert words <= {b"HMGET", b"TIME", b"XTRIM", b"XLEN"}

@@ -17,16 +17,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chasqui import Queue, Worker
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.exporter import Exporter
-from chasqui.model.keys import Keys
+from chasqui.managing.retention import EVENTS_KEPT
 from chasqui.metrics import DlqRouted, JobOutcome, OutcomeKind, PromoterTick, SchedulerTick
 from chasqui.metrics.prometheus import PrometheusSink
 from chasqui.metrics.testing import InMemorySink
-from chasqui.promoter import PromoterDuty
+from chasqui.model.config import Endpoint
+from chasqui.model.keys import Keys
+from chasqui.timed.promoter import PromoterLoop
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
-from chasqui.managing.retention import EVENTS_KEPT
 from tests.servers import Server
 
 #: As they are documented.
@@ -173,15 +173,15 @@ async def test_leadership_is_lost_only_by_who_had_it(
 
     connection = Connection(Endpoint.parse(redis_86.url), key=keys.stream)
     try:
-        first, second = (PromoterDuty(keys, connection, connection, metrics=sink) for _ in "12")
-        for duty in (first, second):
-            await duty.run_once()
+        first, second = (PromoterLoop(keys, connection, connection, metrics=sink) for _ in "12")
+        for loop in (first, second):
+            await loop.run_once()
         assert changes() == [1, 0]
         stolen = ("SET", keys.promoter_lock, "other", "EX", 1000)
         await connection.execute(*stolen, effect=Effect.IDEMPOTENT)
-        first.lease._renew_at_s = 0.0
-        for duty in (first, second):
-            await duty.run_once()
+        first.lock._renew_at_s = 0.0
+        for loop in (first, second):
+            await loop.run_once()
         assert changes() == [1, 1]
     finally:
         await connection.close()

@@ -19,13 +19,19 @@ from chasqui.errors import (
 SAMPLES = [
     errors.AuthenticationError("no"),
     errors.ClosedError("no"),
+    errors.ContextError("no"),
     errors.EmbeddedServerError("no"),
     errors.LeaseLostError("no"),
     errors.NotSupportedError("no"),
     errors.OutcomeUnknownError("no"),
     errors.ServerError("WRONGTYPE no"),
+    errors.TaskDataError("no"),
+    errors.UnknownArgumentsError("no"),
+    errors.UnreadableError("no"),
     errors.UnreachableError("no"),
     errors.UnrecoverableError("no"),
+    errors.ConversionError(".price", "a Decimal", "str").within("order"),
+    errors.ResultError("result[1]", "a Decimal", "int"),
     BatchError({"a": ValueError("bad")}, results={"b": 1}),
     JobFailedError("a", "unrecoverable", "no handler"),
     PayloadError("no"),
@@ -58,6 +64,7 @@ def test_an_error_is_a_runtime_error_and_survives_pickling(error: ChasquiError) 
 def test_errors_are_also_what_python_calls_them() -> None:
     assert issubclass(errors.UnreachableError, ConnectionError)
     assert issubclass(PayloadTooLargeError, ValueError)
+    assert issubclass(errors.ConversionError, TypeError)
 
 
 def test_messages_carry_their_facts() -> None:

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chasqui.model.job import BackoffSpec, MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.model.job import (
+    BackoffSpec,
+    MissedFiresPolicy,
+    RepeatableMeta,
+    RepeatPattern,
+)
 
 uints = st.integers(0, 2**64 - 1)
 backoffs = st.builds(

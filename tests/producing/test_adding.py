@@ -13,15 +13,17 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import adding, drafts, scripts
-from chasqui.adding import PLAIN, Numbering
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
 from chasqui.errors import QueueFullError
+from chasqui.model.config import Endpoint
 from chasqui.model.job import BackoffSpec
 from chasqui.model.keys import Keys
-from chasqui.producer import TURN_JOBS, Producer
+from chasqui.producer import Producer
+from chasqui.producing import job_options, new_jobs
+from chasqui.producing.chunks import ChunkEncoder
+from chasqui.producing.coalescing import TURN_JOBS
 from chasqui.queue import Queue
+from chasqui.scripts import adding
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.request import Effect, Request
 from tests.producing.conftest import now_ms
 from tests.proxy import Proxy
@@ -165,7 +167,7 @@ async def test_a_moment_is_past_by_the_servers_clock(
     """A producer's clock that is off neither runs jobs before their time nor holds them up."""
     now = datetime.now(UTC).replace(microsecond=0)
     clock = SimpleNamespace(time_ns=lambda: time.time_ns() + ahead_s * 10**9)
-    for module in (drafts, adding):
+    for module in (job_options, new_jobs):
         monkeypatch.setattr(module, "time", clock)
     past, soon = now - timedelta(minutes=30), now + timedelta(minutes=30)
     moments = [("past", past), ("soon", soon)]
@@ -235,12 +237,12 @@ async def test_an_add_that_comes_twice_spares_the_result_of_its_job(
     server: Server, redis: redis_py.Redis, keys: Keys
 ):
     """As after a lost reply: by then the job may be done."""
-    numbering = Numbering(keys, "")
-    batch = drafts.single("mail", 1, job_id="a")
-    request = numbering.chunk(batch, slice(0, 1), PLAIN, now_ms(), [])
+    encoder = ChunkEncoder(keys)
+    jobs = job_options.one("mail", 1, job_id="a")
+    request, _ = encoder.encode(jobs, now_ms())
     connection = BlockingConnection(Endpoint.parse(server.url), key=keys.stream)
     for frame, stored in ((request.frame, b"done"), (request.frame, None)):
-        sent = Request(frame, Effect.IDEMPOTENT, script=scripts.ADD_MIXED)
+        sent = Request(frame, Effect.IDEMPOTENT, script=adding.ADD_MIXED)
         assert connection.call(sent) == b"1"
         if stored is not None:
             redis.set(keys.result("a"), stored)
@@ -328,12 +330,12 @@ async def test_a_list_that_changes_while_it_is_added(
     """A buffer that others fill meanwhile; what was added must not be told as failed."""
     queue = make_queue()
     jobs = [{"name": "n", "data": n, "attempts": 2} for n in range(3)]
-    adding = asyncio.create_task(queue.add_bulk(jobs))
+    chunks = asyncio.create_task(queue.add_bulk(jobs))
     while redis.xlen(keys.stream) == 0:
         await asyncio.sleep(0)
         if jobs:
             jobs.pop().clear()
-    assert [job.data for job in await adding] == [0, 1, 2]
+    assert [job.data for job in await chunks] == [0, 1, 2]
 
 
 async def test_what_is_kept_to_know_a_chunk_again_is_forgotten(

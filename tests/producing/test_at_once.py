@@ -294,11 +294,11 @@ async def test_a_stalled_server_bounds_what_single_adds_hold(
         await queue.add("n", 0)
         proxy.stall()
         adds = [asyncio.create_task(queue.add("n", b"x" * 500_000)) for _ in range(200)]
-        connection = queue._producer.connection
+        connection = queue._connection
         async with asyncio.timeout(20):
             while len(connection._waiters) < 150:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        assert connection._unsent_bytes <= 10 << 20
+        assert connection._flow.unsent_bytes <= 10 << 20
         proxy.resume()
         await asyncio.gather(*adds)
         assert (await queue.counts()).waiting == 201

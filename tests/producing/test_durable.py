@@ -15,9 +15,9 @@ import pytest
 import redis as redis_py
 
 from chasqui import sync
-from chasqui.adding import Numbering
 from chasqui.errors import NotSupportedError, OutcomeUnknownError, QueueFullError
 from chasqui.model.keys import Keys
+from chasqui.producing.chunks import ChunkEncoder
 from chasqui.queue import Queue
 from chasqui.transport.request import Request
 from tests.crash.conftest import eventually
@@ -154,9 +154,9 @@ def test_threads_that_begin_at_once_are_not_taken_for_one_another(
         making.wait(WAIT_S)
         return real_mark(*arguments)
 
-    real_mark = Numbering.mark
-    monkeypatch.setattr("chasqui.adding.uuid", types.SimpleNamespace(uuid4=uuid4))
-    monkeypatch.setattr(Numbering, "mark", mark)
+    real_mark = ChunkEncoder.mark
+    monkeypatch.setattr("chasqui.producing.chunks.uuid", types.SimpleNamespace(uuid4=uuid4))
+    monkeypatch.setattr(ChunkEncoder, "mark", mark)
     with sync.Queue(queue_name, redis_url=server.url, durable="disk") as queue:
         with ThreadPoolExecutor(2) as pool:
             adds = [pool.submit(queue.add, "n", n, **options) for n in range(2)]

@@ -10,10 +10,10 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import scripts
 from chasqui._core.envelope import encode_delayed_member, encode_envelope
 from chasqui.errors import NotSupportedError, PayloadError, PayloadTooLargeError, QueueFullError
 from chasqui.model.keys import Keys
+from chasqui.scripts import adding
 from tests.producing.conftest import now_ms
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -110,7 +110,7 @@ async def test_a_reschedule_that_is_sent_again_is_told_what_the_first_did(
     member = redis.get(keys.didx(job.id))
     names = [keys.delayed, keys.didx(job.id), keys.dlid(job.id), keys.wake]
     names += [keys.trace(job.id), keys.traces, keys.flags("producer", 1)]
-    again = (scripts.RESCHEDULE.source, len(names), *names, 600_000, 1, 600)
+    again = (adding.RESCHEDULE.source, len(names), *names, 600_000, 1, 600)
     assert redis.eval(*again) == 1
     due = redis.zscore(keys.delayed, member)
     assert redis.eval(*again) == 1

@@ -15,12 +15,13 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui import scripts
-from chasqui.adding import PAGE_BITS, Batch
 from chasqui.errors import ChasquiError, OutcomeUnknownError
 from chasqui.model.job import RepeatPattern
 from chasqui.model.keys import Keys
+from chasqui.producing.chunks import PAGE_BITS
+from chasqui.producing.new_jobs import NewJobs
 from chasqui.queue import Queue
+from chasqui.scripts import adding
 from tests.fixtures import until
 from tests.proxy import Fault, Proxy
 from tests.servers import KINDS, Server
@@ -284,13 +285,13 @@ async def test_chunks_are_known_across_pages_of_the_bitmap(
 ):
     proxy = make_proxy(server.url)
     async with Queue(queue_name, redis_url=proxy.url) as queue:
-        numbering = queue._producer.plans.numbering
-        numbering._own[os.getpid()] = (numbering.producer_id, itertools.count(PAGE_BITS - 3))
+        encoder = queue._operations.encoder
+        encoder._own[os.getpid()] = (encoder.producer_id, itertools.count(PAGE_BITS - 3))
         for n in range(6):
             if n in (2, 3):  # the last of one page and the first of the next
                 proxy.fail(Fault.CUT_AFTER, "EVALSHA")
             await queue.add("n", n)
-        page_keys = [keys.applied(numbering.producer_id, page) for page in (0, 1)]
+        page_keys = [keys.applied(encoder.producer_id, page) for page in (0, 1)]
     assert [redis.bitcount(key) for key in page_keys] == [3, 3]
     assert all(3500 < redis.ttl(key) <= 3600 for key in page_keys)
     assert len(set(jobs_in(redis, keys))) == redis.xlen(keys.stream) == 6
@@ -389,7 +390,7 @@ async def test_a_bulk_for_whose_jobs_there_is_no_memory(
 
     queue = make_queue()
     await queue.add_bulk(_BULK[:1])  # there is a link, and the server has the script
-    monkeypatch.setattr(Batch, "jobs", refuse)
+    monkeypatch.setattr(NewJobs, "jobs", refuse)
     with pytest.raises(OutcomeUnknownError):
         await queue.add_bulk(_BULK[:count])
     await until(lambda: redis.xlen(keys.stream) == 1 + count)
@@ -434,7 +435,7 @@ def test_what_needs_no_memory_is_told_by_a_server_that_has_none(
         def add(bit: int, most: int | str = "") -> Any:
             names = (keys.stream, keys.applied("producer", 0))
             arguments = (bit, 600, "", most, 1, "mail", b"envelope")
-            return redis.eval(scripts.ADD.source, len(names), *names, *arguments)
+            return redis.eval(adding.ADD.source, len(names), *names, *arguments)
 
         assert add(1) == 1
         redis.config_set("maxmemory", 1)

@@ -166,12 +166,12 @@ async def test_bad_input(call: Any, kind: type[Exception], message: str, queue_n
 
 
 async def test_the_memory_of_a_large_payload_is_given_back(producer: Producer):
-    numbering = producer.plans.numbering
+    encoder = producer.operations.encoder
     await producer.add(b"x")
     await producer.add_bulk([b"x" * 1000] * 2000)
-    assert sum(buffer.capacity for buffer in numbering._buffers) > 250_000, "usual ones are kept"
+    assert sum(buffer.capacity for buffer in encoder._buffers) > 250_000, "usual ones are kept"
     await producer.add(b"x" * (16 << 20))
-    assert sum(buffer.capacity for buffer in numbering._buffers) < 4 << 20
+    assert sum(buffer.capacity for buffer in encoder._buffers) < 4 << 20
 
 
 async def test_after_shutdown(producer: Producer):

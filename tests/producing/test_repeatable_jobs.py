@@ -6,7 +6,12 @@ import msgpack
 import pytest
 import redis as redis_py
 
-from chasqui.model.job import BackoffSpec, MissedFiresPolicy, RepeatableMeta, RepeatPattern
+from chasqui.model.job import (
+    BackoffSpec,
+    MissedFiresPolicy,
+    RepeatableMeta,
+    RepeatPattern,
+)
 from chasqui.model.keys import Keys
 from tests.producing.conftest import now_ms
 

@@ -44,20 +44,20 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
 
     supervisor = Supervisor("nobody:worker", 3)
     monkeypatch.setattr(supervisor._spawn, "Pipe", refuse)
-    for place in supervisor._places:
-        place.consumer_id = "was here"
+    for child in supervisor._children:
+        child.consumer_ids = ("was here",)
     return supervisor
 
 
 def test_one_that_cannot_be_started_keeps_no_other_from_it(supervisor: Supervisor) -> None:
     assert supervisor._start_due() == pytest.approx(0.5, abs=0.5)
-    assert [place.deaths for place in supervisor._places] == [1, 1, 1]
+    assert [child.deaths for child in supervisor._children] == [1, 1, 1]
 
 
 def test_starts_are_tried_however_many_failed(supervisor: Supervisor) -> None:
-    (place, *_) = supervisor._places
+    (child, *_) = supervisor._children
     for deaths in (1_024, 10**6):
-        place.deaths, place.start_at_s = deaths, 0.0
-        supervisor._start(place)
-        assert place.deaths == deaths + 1
-        assert supervisor._put_off(place) == RESTART_MAX_S
+        child.deaths, child.start_at_s = deaths, 0.0
+        supervisor._start(child)
+        assert child.deaths == deaths + 1
+        assert supervisor._put_off(child) == RESTART_MAX_S

@@ -9,16 +9,16 @@ import pyarrow as pa
 from pyspark.sql import types
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from chasqui.blocking import BlockingConnection
 from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect
 from chasqui.spark import schemas
-from chasqui.spark.reading.batch import BatchReader
 from chasqui.spark.consuming.reader import ConsumeReader
 from chasqui.spark.options import Options
-from chasqui.spark.writing.writers import BatchWriter
+from chasqui.spark.reading.batch import BatchReader
 from chasqui.spark.reading.tail import TailReader
+from chasqui.spark.writing.writers import BatchWriter
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect
 
 _SIMPLE = {
     "string": types.StringType(),

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from chasqui.blocking import BlockingConnection
+from chasqui.transport.blocking import BlockingConnection
 from tests.spark.direct import consume_reader, rows_between
 
 BATCH = 40

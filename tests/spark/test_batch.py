@@ -8,8 +8,8 @@ import pytest
 
 from chasqui.errors import NotSupportedError
 from chasqui.model.payload import decode, encode
-from chasqui.spark.reading.batch import PushdownReader
 from chasqui.spark.options import OptionError, Options
+from chasqui.spark.reading.batch import PushdownReader
 from chasqui.sync import Queue
 from tests.core.test_vectors import VECTORS, from_hex
 from tests.crash.conftest import eventually

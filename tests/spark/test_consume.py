@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chasqui import Job, NotSupportedError, Worker
 from chasqui._core.envelope import encode_envelope
-from chasqui.spark.keeper import ConsumerTakenError
+from chasqui.spark.consuming.query_lease import ConsumerTakenError
 from chasqui.spark.reading.shaping import CorruptEntryError
 from chasqui.sync import Queue
 from tests.servers import Server
@@ -155,11 +155,11 @@ def test_jobs_of_a_batch_are_renewed_while_the_driver_lives(each_server: Server,
     deliveries = {row[3] for row in redis(*words)}
     redis("XCLAIM", redis.keys.stream, "default", "spark:etl:1", 0,
           redis(*words)[0][0], "IDLE", 60_000, "JUSTID")  # fmt: skip
-    keeper = reader._held()
+    batches = reader._open_batches()
     for _ in range(200):
         if max(row[2] for row in redis(*words)) < 30_000:
             break
-        keeper._stopping.wait(0.02)
+        batches._stopping.wait(0.02)
     assert max(row[2] for row in redis(*words)) < 30_000
     assert {row[3] for row in redis(*words)} == deliveries, "a renewal is no delivery"
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from chasqui.consuming.fate import Limits
-from chasqui.spark.consuming.reader import ConsumeReader
+from chasqui.scripts.settling import Consumer
 from chasqui.spark.consuming.failing import Mover
+from chasqui.spark.consuming.reader import ConsumeReader
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, step
@@ -51,7 +52,7 @@ def test_a_job_that_failed_comes_again_though_no_worker_lives(each_server: Serve
         place, rows = next_batch(reader, place)
         runs += [row["attempt"] for row in rows]
         owner = ("default", rows[0]["consumer"])
-        mover = Mover(redis.connection, redis.keys, *owner, "no good", False)
+        mover = Mover(redis.connection, Consumer(redis.keys, *owner), "no good", False)
         mover.run([row["entry_id"] for row in rows], Limits(), False, counts)
     assert Counter(runs) == {0: 3, 1: 3, 2: 3}
     assert counts == {"retried": 6, "buried": 3, "lost": 0}

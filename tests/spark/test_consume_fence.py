@@ -2,8 +2,8 @@
 
 import pytest
 
+from chasqui.spark.consuming.query_lease import ConsumerTakenError
 from chasqui.spark.consuming.reader import ConsumeReader
-from chasqui.spark.keeper import ConsumerTakenError
 from tests.servers import Server
 from tests.spark.direct import Redis, consume_reader, rows_between, step
 from tests.spark.test_consume import fill, ids, pending
@@ -11,10 +11,10 @@ from tests.spark.test_consume import fill, ids, pending
 
 def stalled(reader: ConsumeReader) -> None:
     """Let a driver do nothing any more, as one that is stopped or cut off: its lease runs out."""
-    keeper = reader._held()
-    keeper._stopping.set()
-    assert keeper._thread is not None
-    keeper._thread.join()
+    batches = reader._open_batches()
+    batches._stopping.set()
+    assert batches._thread is not None
+    batches._thread.join()
 
 
 def test_it_adds_no_jobs_to_a_batch_that_another_has_planned(each_server: Server, queue_name: str):
@@ -27,7 +27,7 @@ def test_it_adds_no_jobs_to_a_batch_that_another_has_planned(each_server: Server
     reader = consume_reader(each_server.url, queue_name)
     assert ids(rows_between(reader, start, end)) == expected[:500]
     with pytest.raises(ConsumerTakenError):
-        late._held().claim(queue_name, end["seq"], 250)
+        late._open_batches().take(queue_name, end["seq"], 250)
     end, rows = step(reader, end, 500)
     assert ids(rows) == expected[500:], "these were acknowledged unread"
     reader.commit(end)
@@ -44,9 +44,9 @@ def test_nor_once_that_one_has_ended(each_server: Server, queue_name: str):
     end, rows = step(reader, start, 200)
     assert ids(rows) == expected[:200]
     reader.commit(end)
-    reader._held().close()
+    reader._open_batches().close()
     with pytest.raises(ConsumerTakenError):
-        late._held().claim(queue_name, end["seq"], 250)
+        late._open_batches().take(queue_name, end["seq"], 250)
     assert redis("XLEN", redis.keys.stream) == 100
     assert pending(redis) == 0, "the next driver acknowledges that batch, which is done"
 

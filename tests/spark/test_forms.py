@@ -13,11 +13,11 @@ from pyspark.sql import types as T
 
 from chasqui.errors import PayloadError
 from chasqui.model.payload import decode
-from chasqui.spark.reading.batch import BatchReader
 from chasqui.spark.options import OptionError, Options
-from chasqui.spark.writing.rows import Mapping, jobs_of
-from chasqui.spark.schemas import arrow_schema
+from chasqui.spark.reading.batch import BatchReader
 from chasqui.spark.reading.shaping import CorruptEntryError, JobRows, Shaper
+from chasqui.spark.schemas import arrow_schema
+from chasqui.spark.writing.rows import Mapping, jobs_of
 from tests.servers import Server
 from tests.spark.direct import batches, rows_of, writer
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from chasqui import Job, Queue, UnrecoverableError, Worker, retention
+from chasqui import Job, Queue, UnrecoverableError, Worker
+from chasqui.managing import retention
 from chasqui.model.payload import decode
 from chasqui.spark.options import OptionError
 from chasqui.spark.reading.ranges import DataLossError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import retention
+from chasqui.managing import retention
 from chasqui.managing.retention import Log, LogReader
 from chasqui.spark.archiving.archive import reader_of
 from chasqui.spark.options import OptionError, Options

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from chasqui.spark.options import OptionError, Options, table_of_options
-from chasqui.spark.writing.rows import Mapping
 from chasqui.spark.schemas import COLUMNS, check_subset
 from chasqui.spark.source import ChasquiDataSource
+from chasqui.spark.writing.rows import Mapping
 from tests.spark.direct import struct
 
 SCHEMA = "option payloadSchema: in "

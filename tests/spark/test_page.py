@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from chasqui.model.words import duration
 from chasqui.spark.reporting.html import page
 from chasqui.spark.reporting.plots import Timeline
 from chasqui.spark.reporting.report import WINDOWS, _window_s
-from chasqui.model.words import duration
 from tests.spark import browser
 from tests.spark.pages import EVIL, GAPS, at, make_report
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from ulid import ULID
 
-from chasqui import retention
 from chasqui._core.envelope import decode_envelope, encode_envelope, encode_retry
 from chasqui._core.ulid import UlidFactory
 from chasqui.errors import ChasquiError
-from chasqui.model.payload import encode
+from chasqui.managing import retention
 from chasqui.managing.retention import Log
+from chasqui.model.payload import encode
 from chasqui.sync import Queue
 from tests.servers import Server
 from tests.spark.direct import Redis
@@ -286,7 +286,8 @@ def test_nothing_that_is_archived_is_lost_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Neither what comes while its day is compacted, nor to an archive whose checkpoint is gone."""
-    from chasqui.spark import archive, archiving, compact, read_archive
+    from chasqui.spark import archive, compact, read_archive
+    from chasqui.spark.archiving import compacting
 
     redis, lake = Redis(redis_86.url, queue_name), tmp_path / "lake"
 
@@ -301,7 +302,7 @@ def test_nothing_that_is_archived_is_lost_again(
     for ts_ms in (START_MS, START_MS + 1, START_MS + 90_000_000):
         add(ts_ms)
     with monkeypatch.context() as patch:
-        patch.setattr(archiving, "_finish", killed)
+        patch.setattr(compacting, "_finish", killed)
         with pytest.raises(KeyboardInterrupt):
             compact(spark, str(lake))
     add(START_MS + 2)

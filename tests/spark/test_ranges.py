@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chasqui.spark import ranges
 from chasqui.spark.options import Options
-from chasqui.spark.reading.pacing import FIRST_PAGE, FULL_PAGE, PAGE, PAGE_BYTES, Pace
-from chasqui.spark.reading.ranges import DataLossError, Mark, Place
+from chasqui.spark.reading import ranges
+from chasqui.spark.reading.pacing import FIRST_PAGE, FULL_PAGE, PAGE, PAGE_BYTES, ReadPacing
+from chasqui.spark.reading.ranges import DataLossError, Mark, Position
 from tests.servers import Server
 from tests.spark.direct import Redis, rows_between, step, tail_reader
 
@@ -38,16 +38,19 @@ def test_a_time_splits_ids_where_it_says(ms: int, seq: int):
 
 
 def test_pages_are_short_whatever_the_size_of_entries():
-    assert [Pace(Options(server_share=share)).most for share in (0.5, 1.0)] == [PAGE, FULL_PAGE]
-    pace = Pace(Options(fetch_count=500, server_share=1.0))
-    assert pace.ask() == FIRST_PAGE
-    pace.rest(FIRST_PAGE, FIRST_PAGE * 50)
-    assert pace.ask() == 500
-    assert pace.ask(7) == 7
-    pace.rest(500, 500 * PAGE_BYTES // 20)
-    assert pace.ask() == 20
-    pace.rest(20, 20 << 20)
-    assert pace.ask() == 1
+    assert [ReadPacing(Options(server_share=share)).most for share in (0.5, 1.0)] == [
+        PAGE,
+        FULL_PAGE,
+    ]
+    pacing = ReadPacing(Options(fetch_count=500, server_share=1.0))
+    assert pacing.ask() == FIRST_PAGE
+    pacing.rest(FIRST_PAGE, FIRST_PAGE * 50)
+    assert pacing.ask() == 500
+    assert pacing.ask(7) == 7
+    pacing.rest(500, 500 * PAGE_BYTES // 20)
+    assert pacing.ask() == 20
+    pacing.rest(20, 20 << 20)
+    assert pacing.ask() == 1
 
 
 class Clock:
@@ -67,12 +70,14 @@ class Clock:
         self.now_s += seconds
         self.rests.append(round(seconds, 6))
 
-    def page(self, pace: Pace, waited_s: float, worked_s: float = 0.0, rows: int = 1) -> None:
+    def page(
+        self, pacing: ReadPacing, waited_s: float, worked_s: float = 0.0, rows: int = 1
+    ) -> None:
         """A page that the server took so long for, and the task itself so long."""
-        pace.ask()
+        pacing.ask()
         self.now_s += waited_s + worked_s
         self.used_s += worked_s
-        pace.rest(rows, rows)
+        pacing.rest(rows, rows)
 
 
 @pytest.fixture
@@ -83,25 +88,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_task_rests_for_the_share_that_is_not_its_own(clock: Clock):
-    pace = Pace(Options(server_share=0.1))
-    clock.page(pace, waited_s=0.01)
+    pacing = ReadPacing(Options(server_share=0.1))
+    clock.page(pacing, waited_s=0.01)
     assert clock.rests == [0.09]
-    clock.page(pace, waited_s=0.01, worked_s=0.06)  # the server was free meanwhile
+    clock.page(pacing, waited_s=0.01, worked_s=0.06)  # the server was free meanwhile
     assert clock.rests == [0.09, 0.03]
-    clock.page(pace, waited_s=0.01, worked_s=0.2)
+    clock.page(pacing, waited_s=0.01, worked_s=0.2)
     assert clock.rests == [0.09, 0.03]
 
 
 def test_one_reader_alone_and_full_speed_take_no_rest(clock: Clock):
-    clock.page(Pace(Options(server_share=0.1), is_alone=True), waited_s=0.01)
-    clock.page(Pace(FAST), waited_s=0.01)
+    clock.page(ReadPacing(Options(server_share=0.1), is_alone=True), waited_s=0.01)
+    clock.page(ReadPacing(FAST), waited_s=0.01)
     assert clock.rests == []
 
 
 def test_a_rest_is_never_longer_than_a_second_but_for_a_limit_of_rows(clock: Clock):
-    clock.page(Pace(Options(server_share=0.01)), waited_s=60)  # a server that was away
+    clock.page(ReadPacing(Options(server_share=0.01)), waited_s=60)  # a server that was away
     assert clock.rests == [1]
-    clock.page(Pace(Options(max_read_rows_per_second=10)), waited_s=4, rows=100)
+    clock.page(ReadPacing(Options(max_read_rows_per_second=10)), waited_s=4, rows=100)
     assert clock.rests == [1, 6]
 
 
@@ -109,17 +114,19 @@ def test_a_walk_counts_what_is_there(each_server: Server, queue_name: str):
     redis = Redis(each_server.url, queue_name)
     redis.add_events(2500)
     run = redis.connection.run
-    walked = run(ranges.walk(redis.keys.events, Place("0-0", 0), Pace(FAST), step=700))
+    walked = run(ranges.walk(redis.keys.events, Position("0-0", 0), ReadPacing(FAST), step=700))
     assert walked.count == 2500
     assert walked.lost == 0
     assert walked.end.ordinal == 2500
     assert run(ranges.tip(redis.keys.events)) == walked.end
-    half = run(ranges.walk(redis.keys.events, Place("0-0", 0), Pace(FAST), most=1000, step=300))
+    half = run(
+        ranges.walk(redis.keys.events, Position("0-0", 0), ReadPacing(FAST), most=1000, step=300)
+    )
     assert half.count == 1000
-    rest = run(ranges.walk(redis.keys.events, half.end, Pace(FAST), step=300))
+    rest = run(ranges.walk(redis.keys.events, half.end, ReadPacing(FAST), step=300))
     assert rest.count == 1500
     assert rest.end == walked.end
-    nothing = run(ranges.walk(b"{chasqui:none}:events", Place("0-0", 0), Pace(FAST)))
+    nothing = run(ranges.walk(b"{chasqui:none}:events", Position("0-0", 0), ReadPacing(FAST)))
     assert (nothing.count, nothing.lost) == (0, 0)
 
 

@@ -109,7 +109,8 @@ def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_report_says_what_was_trimmed_before_it_and_meanwhile(
     spark: Any, redis_86: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    from chasqui.spark import page, report_queue, reports
+    from chasqui.spark import page, report_queue
+    from chasqui.spark.reporting import report as reports
 
     redis = Redis(redis_86.url, queue_name)
     told = make_events(300)
@@ -145,7 +146,7 @@ def test_a_report_says_what_was_trimmed_before_it_and_meanwhile(
 def test_a_rollup_counts_what_is_trimmed_while_it_reads(
     spark: Any, redis_86: Server, queue_name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    from chasqui.spark import reports
+    from chasqui.spark.reporting import report as reports
 
     redis, look = Redis(redis_86.url, queue_name), reports.kept_events
     publish(redis, told := make_events(50))

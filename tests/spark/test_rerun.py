@@ -15,8 +15,8 @@ from chasqui.cli.spark_enqueue import how_to_go_on
 from chasqui.errors import QueueFullError
 from chasqui.spark.options import Options
 from chasqui.spark.writing.records import read_record, read_stages
-from chasqui.spark.writing.writers import Enqueued, finish_earlier
 from chasqui.spark.writing.transaction import DiscardedError, Step, forget
+from chasqui.spark.writing.writers import Enqueued, finish_earlier
 from tests.cli.conftest import Terminal, call, end, running
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -273,15 +273,15 @@ def test_a_write_that_waits_says_so_and_goes_on_by_itself(
             waits.set()
 
     listener = Listener()
-    logging.getLogger("chasqui.spark.writing.backlog").addHandler(listener)
+    logging.getLogger("chasqui.spark.backlog").addHandler(listener)
     thread = threading.Thread(target=publish)
-    with caplog.at_level(logging.INFO, "chasqui.spark.writing.backlog"):
+    with caplog.at_level(logging.INFO, "chasqui.spark.backlog"):
         thread.start()
         assert waits.wait(20)
         depth = redis("XLEN", redis.keys.stream)
         redis("XTRIM", redis.keys.stream, "MAXLEN", 0)
         thread.join(20)
-    logging.getLogger("chasqui.spark.writing.backlog").removeHandler(listener)
+    logging.getLogger("chasqui.spark.backlog").removeHandler(listener)
     assert not thread.is_alive()
     assert caplog.messages == [f"queue {queue_name}: waiting for workers: {depth:,} wait"]
     if delivery == "exactly_once":

@@ -11,7 +11,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from chasqui.errors import ChasquiError, NotSupportedError
-from chasqui.spark.archiving.tables import SessionDelta, SessionIceberg, Txn, split_place, tables_of
+from chasqui.spark.archiving.tables import (
+    SessionDelta,
+    SessionIceberg,
+    Txn,
+    split_location,
+    tables_of,
+)
 from tests.cli.conftest import call
 from tests.servers import Server
 from tests.spark.conftest import unavailable
@@ -55,7 +61,7 @@ def place(kind: str, tmp_path: Path, name: str) -> str:
     ],
 )
 def test_a_place_begins_with_its_format(text: str, parts: tuple[str, str]):
-    assert split_place(text) == parts
+    assert split_location(text) == parts
 
 
 class Session:
@@ -154,7 +160,7 @@ def test_the_archive_holds_every_event_once(
 ):
     from chasqui.spark import compact, read, read_archive, read_losses
     from chasqui.spark.archiving.archive import Archive
-    from chasqui.spark.archiving.folders import Store
+    from chasqui.spark.archiving.folders import Folder
 
     Redis(redis_86.url, queue_name).add_events(30)
     df = read(spark, "events", queue_name, url=redis_86.url).cache()
@@ -169,7 +175,7 @@ def test_the_archive_holds_every_event_once(
         end = {queue_name: {"id": ids[until - 1], "n": until, "since": 0}}
         (log / "offsets" / f"{batch}").write_text(f"v1\n{{}}\n{json.dumps(end)}")
         written, losses = archive.write(rows, batch)
-        Store(spark, str(log)).delete("written")
+        Folder(spark, str(log)).delete("written")
         again = archive.write(rows.limit(1), batch)
         assert again == (written, losses)
         assert archive.write(rows, batch) == (0, []), "it is known to be whole"
@@ -200,7 +206,7 @@ def test_a_table_is_exported_and_enqueued(
     words = ("--queue", queue_name, "--table", "events", "--to", there, "--json")
     ran = call("spark", "export", *words, url=redis_86.url)
     assert (ran.code, ran.json) == (0, {"rows": 30})
-    _, path = split_place(there)
+    _, path = split_location(there)
     with pytest.raises((ChasquiError, AnalysisException), match="already"):
         tables_of(spark, kind, path).create(path, spark.range(1))
     words = ("--from", there, "--queue", f"{queue_name}-in", "--name", "again", "--json")

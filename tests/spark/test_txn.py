@@ -17,11 +17,11 @@ import pytest
 from chasqui._core.envelope import decode_envelope
 from chasqui.errors import QueueFullError
 from chasqui.model.payload import decode, encode
-from chasqui.spark.writing.backlog import Backlog
 from chasqui.spark.options import Options
-from chasqui.spark.writing.records import list_records
-from chasqui.spark.writing.writers import StreamWriter
+from chasqui.spark.writing.backlog import Backlog
+from chasqui.spark.writing.records import find_writes, read_record
 from chasqui.spark.writing.transaction import StageLostError, Transaction, forget
+from chasqui.spark.writing.writers import StreamWriter
 from chasqui.sync import Queue
 from tests.proxy import Fault, Proxy
 from tests.servers import Server
@@ -453,7 +453,7 @@ def test_unfinished_writes_can_be_listed_resumed_and_discarded(
         )
         with pytest.raises(QueueFullError):
             it.commit([it.write(rows(0, 150))])
-    one, two = run(list_records(redis.keys))
+    one, two = (run(read_record(redis.keys, name)) for name in run(find_writes(redis.keys)))
     assert (one.app_id, one.state, one.jobs, one.left) == ("one", "publishing", 150, 50)
     assert (two.app_id, two.left) == ("two", 150)
 
@@ -467,5 +467,6 @@ def test_unfinished_writes_can_be_listed_resumed_and_discarded(
     assert make("one").resume() is None
     assert redis.connection.call(forget(redis.keys, "two")) == 1
     assert numbers(redis) == list(range(150))
-    (record,) = run(list_records(redis.keys))
+    assert run(find_writes(redis.keys)) == ["one"]
+    record = run(read_record(redis.keys, "one"))
     assert (record.app_id, record.state) == ("one", "done")

@@ -13,8 +13,8 @@ from chasqui._core.envelope import encode_delayed_member, encode_envelope, encod
 from chasqui._core.reply import ReplyReader
 from chasqui._core.ulid import UlidFactory
 from chasqui.spark.options import Options
-from chasqui.spark.reading.shaping import CorruptEntryError, Shaper
 from chasqui.spark.reading.decoding import EventDecoder, JobDecoder, delayed_batch
+from chasqui.spark.reading.shaping import CorruptEntryError, Shaper
 from tests.spark.direct import schema_of, struct
 
 EVENTS = Options.parse({"queue": "q", "table": "events"}, "r")

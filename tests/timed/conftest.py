@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from chasqui.transport.connection import Connection
 from chasqui.model.keys import Keys
-from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.queue import Queue
+from chasqui.timed.promoter import PromoterConfig, PromoterLoop
+from chasqui.timed.scheduler import SchedulerConfig, SchedulerLoop
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
-from chasqui.timed.scheduler import SchedulerConfig, SchedulerDuty
-from tests.timed.facts import Redis
 from tests.servers import RemoteServer, Server
+from tests.timed.facts import Redis
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def keys(queue_name: str) -> Keys:
 
 @pytest.fixture
 def connect(connect: Callable[..., Connection]) -> Callable[..., Connection]:
-    """Makes connections that say they are a worker's, for its duties."""
+    """Makes connections that say they are a worker's, for its loops."""
     return functools.partial(connect, client_name="chasqui-worker")
 
 
@@ -47,13 +47,13 @@ async def queue(server: Server | RemoteServer, queue_name: str) -> AsyncIterator
 @pytest.fixture
 def make_promoter(
     server: Server | RemoteServer, keys: Keys, connect: Callable[..., Connection]
-) -> Callable[..., PromoterDuty]:
+) -> Callable[..., PromoterLoop]:
     """Makes promoters of the test's queue; settings, and `url` where it is not the server's."""
 
-    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> PromoterDuty:
+    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> PromoterLoop:
         url = url or server.url
         config = PromoterConfig(**settings)
-        return PromoterDuty(keys, connect(url), connect(url), config, metrics=metrics)
+        return PromoterLoop(keys, connect(url), connect(url), config, metrics=metrics)
 
     return make
 
@@ -61,12 +61,12 @@ def make_promoter(
 @pytest.fixture
 def make_scheduler(
     server: Server | RemoteServer, keys: Keys, connect: Callable[..., Connection]
-) -> Callable[..., SchedulerDuty]:
+) -> Callable[..., SchedulerLoop]:
     """Makes schedulers of the test's queue; settings, and `url` where it is not the server's."""
 
-    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> SchedulerDuty:
+    def make(*, url: str | None = None, metrics: Any = None, **settings: Any) -> SchedulerLoop:
         url = url or server.url
         config = SchedulerConfig(**settings)
-        return SchedulerDuty(keys, connect(url), connect(url), config, metrics=metrics)
+        return SchedulerLoop(keys, connect(url), connect(url), config, metrics=metrics)
 
     return make

@@ -1,4 +1,4 @@
-"""How these tests run a duty, what they put into a queue, and how they wait for what it does."""
+"""How these tests run a loop, what they put into a queue, and how they wait for what it does."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from chasqui._core.envelope import decode_envelope, encode_delayed_member, encode_envelope
-from chasqui.timed.leader_loop import Duty
 from chasqui.model.job import MissedFiresPolicy, RepeatPattern
 from chasqui.model.keys import Keys
 from chasqui.model.payload import decode
-from chasqui.promoter import PromoterDuty
-from chasqui.timed.scheduler import SchedulerDuty
+from chasqui.timed.leader_loop import LeaderLoop
+from chasqui.timed.promoter import PromoterLoop
+from chasqui.timed.scheduler import SchedulerLoop
 
 #: How long a test waits for a fact before it fails.
 WAIT_S = 20.0
@@ -24,15 +24,15 @@ MINUTE_MS = 60_000
 ONCE = MissedFiresPolicy.fire_once()
 
 Redis = Callable[..., Awaitable[Any]]
-MakePromoter = Callable[..., PromoterDuty]
-MakeScheduler = Callable[..., SchedulerDuty]
+MakePromoter = Callable[..., PromoterLoop]
+MakeScheduler = Callable[..., SchedulerLoop]
 
 
 @contextlib.asynccontextmanager
-async def running(duty: Duty) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs a duty; it is stopped at the end, and must end by itself then."""
+async def running(loop: LeaderLoop) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs a loop; it is stopped at the end, and must end by itself then."""
     stop = asyncio.Event()
-    task = asyncio.create_task(duty.run(stop))
+    task = asyncio.create_task(loop.run(stop))
     try:
         yield task
     finally:
@@ -70,7 +70,7 @@ def member(job_id: str, name: str = "mail", payload: bytes = b"\xc0") -> bytes:
 
 
 async def put(redis: Redis, keys: Keys, *members: bytes, due_ms: int = 1) -> None:
-    """Add members as chasquimq does: without a ring."""
+    """Add members as chasquimq does: without a wake."""
     pairs = [part for one in members for part in (due_ms, one)]
     await redis("ZADD", keys.delayed, *pairs)
 

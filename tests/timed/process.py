@@ -16,7 +16,7 @@ def main() -> None:
     if int(offset_s):
         _shift_clock(int(offset_s))
     # Only now: a module may keep a clock function that it imported.
-    from chasqui.promoter import Promoter
+    from chasqui.timed.promoter import Promoter
     from chasqui.timed.scheduler import Scheduler
     from chasqui.worker import Worker
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from chasqui._core.envelope import decode_envelope, encode_envelope
-from chasqui.model.job import RepeatPattern
-from chasqui.model.keys import Keys
 from chasqui.metrics import LockOutcome
 from chasqui.metrics.testing import InMemorySink
+from chasqui.model.job import RepeatPattern
+from chasqui.model.keys import Keys
 from chasqui.model.payload import decode
-from chasqui.promoter import PromoterDuty
 from chasqui.queue import Queue
-from chasqui.timed.scheduler import SchedulerDuty
-from tests.timed.facts import WAIT_S, Redis, eventually, running, stream_of
+from chasqui.timed.promoter import PromoterLoop
+from chasqui.timed.scheduler import SchedulerLoop
 from tests.servers import Server
+from tests.timed.facts import WAIT_S, Redis, eventually, running, stream_of
 
-PYTHON = Path(__file__).parents[3] / ".venv-interop" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".venv-interop" / "bin" / "python"
 PEER = Path(__file__).with_name("peer.py")
 
 pytestmark = [
@@ -58,7 +58,7 @@ async def test_their_delayed_jobs_are_promoted_by_ours(
     queue_name: str,
     keys: Keys,
     redis: Redis,
-    make_promoter: Callable[..., PromoterDuty],
+    make_promoter: Callable[..., PromoterLoop],
 ):
     async with running(make_promoter()), peer("add", server.url, queue_name, "300") as process:
         job_id = await line(process)
@@ -88,7 +88,7 @@ async def test_their_specs_are_fired_by_ours(
     queue_name: str,
     keys: Keys,
     redis: Redis,
-    make_scheduler: Callable[..., SchedulerDuty],
+    make_scheduler: Callable[..., SchedulerLoop],
     pattern: str,
 ):
     async with running(make_scheduler()), peer("upsert", server.url, queue_name, pattern):
@@ -131,11 +131,11 @@ async def test_each_leads_in_turn(
     queue_name: str,
     keys: Keys,
     redis: Redis,
-    make_promoter: Callable[..., PromoterDuty],
+    make_promoter: Callable[..., PromoterLoop],
 ):
     metrics = InMemorySink()
-    duty = make_promoter(metrics=metrics)
-    ours = duty.lease.holder.encode()
+    loop = make_promoter(metrics=metrics)
+    ours = loop.lock.holder.encode()
 
     async def they_lead() -> bool:
         return (await redis("GET", keys.promoter_lock)) not in (None, ours)
@@ -143,10 +143,10 @@ async def test_each_leads_in_turn(
     stop = asyncio.Event()
     async with peer("worker", server.url, queue_name):
         await eventually(they_lead)
-        task = asyncio.create_task(duty.run(stop))
+        task = asyncio.create_task(loop.run(stop))
         async with asyncio.timeout(WAIT_S):
             assert await metrics.next(LockOutcome) is LockOutcome.HELD
-    # Theirs was killed: its lease ends by itself.
+    # Theirs was killed: its lock ends by itself.
     async with asyncio.timeout(WAIT_S):
         assert await metrics.next(LockOutcome) is LockOutcome.ACQUIRED
     async with peer("worker", server.url, queue_name) as process:

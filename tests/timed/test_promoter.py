@@ -6,11 +6,11 @@ import pytest
 
 from chasqui._core.envelope import encode_delayed_member
 from chasqui.errors import ServerError
-from chasqui.model.keys import Keys
 from chasqui.metrics import DlqRouted
 from chasqui.metrics.testing import InMemorySink
-from chasqui.promoter import Promoted
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.scripts.timing import Promoted
 from tests.timed.facts import (
     MakePromoter,
     Redis,
@@ -50,8 +50,8 @@ async def test_the_markers_of_promoted_jobs_go_and_their_events_carry_the_name(
     keys: Keys, queue: Queue, redis: Redis, make_promoter: MakePromoter
 ):
     jobs = [await queue.add("mail", {}, delay_ms=1, job_id=f"job-{i}") for i in range(3)]
-    duty = make_promoter()
-    async with running(duty):
+    loop = make_promoter()
+    async with running(loop):
         await stream_of(redis, keys.stream, 3)
         # In the step that promotes them.
         assert not await redis("EXISTS", *(keys.didx(job.id) for job in jobs))
@@ -99,8 +99,8 @@ async def test_batches_are_no_larger_than_asked_for(
     keys: Keys, redis: Redis, make_promoter: MakePromoter
 ):
     await put(redis, keys, *(member(f"{i:03}") for i in range(600)))
-    duty = make_promoter()
-    looks = [await duty.run_once() for _ in range(4)]
+    loop = make_promoter()
+    looks = [await loop.run_once() for _ in range(4)]
     assert [look and look.count for look in looks] == [256, 256, 88, 0]
     assert looks[0] is not None
     assert (looks[0].depth, looks[0].next_due_s) == (344, 0)
@@ -113,11 +113,11 @@ async def test_large_jobs_go_in_smaller_batches(
 ):
     for i in range(40):
         await put(redis, keys, member(f"{i:02}", payload=b"\xc4\x00" * 150_000))
-    duty = make_promoter()
-    first = await duty.run_once()
+    loop = make_promoter()
+    first = await loop.run_once()
     assert first is not None
     assert first.count == 32
-    second = await duty.run_once()
+    second = await loop.run_once()
     assert second is not None
     assert (second.count, second.depth) == (8, 0)
 
@@ -128,8 +128,8 @@ async def test_what_is_no_member_goes_to_the_dead_letter_queue_whole(
     bad = [b"", b"\x01", b"\x00\x00\x00", b"\xff\xff\xff\xff", struct.pack("<I", 5) + b"four"]
     await put(redis, keys, *bad, member("good"))
     metrics = InMemorySink()
-    duty = make_promoter(metrics=metrics)
-    async with running(duty):
+    loop = make_promoter(metrics=metrics)
+    async with running(loop):
         await stream_of(redis, keys.events, 6)
     assert await ids_in_stream(redis, keys) == ["good"]
     dead = await entries(redis, keys.dlq)
@@ -151,13 +151,13 @@ async def test_what_cannot_be_buried_holds_up_no_job(
     await put(redis, keys, member("before"), *bad)
     await put(redis, keys, *(member(f"{n:02}") for n in range(40)), due_ms=2)
     await redis("SET", keys.dlq, "no stream")
-    duty = make_promoter()
+    loop = make_promoter()
     with pytest.raises(ServerError, match="WRONGTYPE"):
-        await duty.run_once()
+        await loop.run_once()
     assert sorted(await ids_in_stream(redis, keys)) == [*(f"{n:02}" for n in range(40)), "before"]
     assert set(await redis("ZRANGE", keys.delayed, 0, -1)) == set(bad)
     await redis("DEL", keys.dlq)
-    promoted = await duty.run_once()
+    promoted = await loop.run_once()
     assert promoted is not None
     assert (promoted.count, promoted.malformed, promoted.depth) == (0, 40, 0)
 
@@ -177,8 +177,8 @@ async def test_the_stream_is_trimmed_where_that_was_asked_for(
     keys: Keys, redis: Redis, make_promoter: MakePromoter
 ):
     await put(redis, keys, *(member(f"{i:04}") for i in range(1000)))
-    duty = make_promoter(max_stream_len=100, batch=1000)
-    await duty.run_once()
+    loop = make_promoter(max_stream_len=100, batch=1000)
+    await loop.run_once()
     assert 100 <= await redis("XLEN", keys.stream) < 500
 
 
@@ -188,10 +188,10 @@ async def test_nothing_is_lost_where_the_stream_cannot_take_it(
 ):
     await put(redis, keys, *(member(f"{i}") for i in range(3)))
     await redis("SET", keys.stream, "no stream")
-    duty = make_promoter()
+    loop = make_promoter()
     with pytest.raises(ServerError, match="WRONGTYPE"):
-        await duty.run_once()
+        await loop.run_once()
     assert await redis("ZCARD", keys.delayed) == 3
     await redis("DEL", keys.stream)
-    await duty.run_once()
+    await loop.run_once()
     assert await ids_in_stream(redis, keys) == ["0", "1", "2"]

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from chasqui import leader, promoter
-from chasqui.transport.connection import Connection
-from chasqui.timed.leader_loop import Duty
 from chasqui.errors import UnreachableError
-from chasqui.model.job import RepeatPattern
-from chasqui.model.keys import Keys
+from chasqui.managing.retention import Trimmer
 from chasqui.metrics import LockOutcome, PromoterTick
 from chasqui.metrics.testing import InMemorySink
-from chasqui.promoter import Promoter, PromoterConfig, PromoterDuty
+from chasqui.model.job import RepeatPattern
+from chasqui.model.keys import Keys
 from chasqui.queue import Queue
+from chasqui.timed import leader, promoter, wakeup
+from chasqui.timed.leader_loop import LeaderLoop
+from chasqui.timed.promoter import Promoter, PromoterConfig, PromoterLoop
+from chasqui.timed.scheduler import SchedulerLoop
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect
-from chasqui.managing.retention import Trimmer
-from chasqui.timed.scheduler import SchedulerDuty
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
 from tests.timed.facts import (
     ONCE,
     WAIT_S,
@@ -33,14 +35,12 @@ from tests.timed.facts import (
     stream_of,
 )
 from tests.timed.process import Process
-from tests.proxy import Fault, Proxy
-from tests.servers import Server
 
 # ── Running ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.both_loops
-async def test_a_producers_ring_wakes_it(
+async def test_a_producers_wake_wakes_it(
     keys: Keys,
     queue: Queue,
     redis: Redis,
@@ -61,22 +61,22 @@ async def test_a_producers_ring_wakes_it(
     assert await ids_in_stream(redis, keys) == [near.id, far.id]
 
 
-async def test_jobs_that_nobody_rings_for_are_found(
+async def test_jobs_without_a_wake_are_found(
     keys: Keys, redis: Redis, make_promoter: MakePromoter, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.2)
     metrics = InMemorySink()
-    duty = make_promoter(metrics=metrics)
-    async with running(duty):
+    loop = make_promoter(metrics=metrics)
+    async with running(loop):
         async with asyncio.timeout(WAIT_S):
             await metrics.next(PromoterTick)
-        assert not duty._foreign_until_s
+        assert not loop._foreign_until_s
         await put(redis, keys, member("theirs"))
         await stream_of(redis, keys.stream, 1)
-        assert duty._foreign_until_s, "from now on it looks more often"
+        assert loop._foreign_until_s, "from now on it looks more often"
 
 
-async def test_one_who_leads_before_it_can_hear_a_ring_polls(
+async def test_one_who_leads_before_it_can_be_woken_polls(
     keys: Keys,
     queue: Queue,
     redis: Redis,
@@ -87,17 +87,17 @@ async def test_one_who_leads_before_it_can_hear_a_ring_polls(
     monkeypatch.setattr(promoter, "IDLE_POLL_S", 1000.0)
     monkeypatch.setattr(leader, "FOLLOW_S", 0.01)
     await redis("SET", keys.promoter_lock, "other", "EX", 1000)
-    duty = make_promoter()
-    async with running(duty):
+    loop = make_promoter()
+    async with running(loop):
 
         async def listens() -> bool:
-            return duty._bell.is_waiting_for(duty.lease.freed)
+            return loop._wake_list.is_waiting_for(loop.lock.freed)
 
         await eventually(listens)
         await redis("DEL", keys.promoter_lock)
 
         async def leads() -> bool:
-            return duty.lease.is_held
+            return loop.lock.is_held
 
         await eventually(leads)
         await queue.add("mail", 1, delay_ms=20)
@@ -110,14 +110,14 @@ async def test_due_times_of_every_size_are_understood(
 ):
     """Those that can never come keep nobody back."""
     await redis("ZADD", keys.delayed, score, member("odd"))
-    duty = make_promoter()
-    looked = await duty.run_once()
+    loop = make_promoter()
+    looked = await loop.run_once()
     assert looked is not None
     is_due = float(score) < 10
     assert (looked.count, looked.depth) == ((1, 0) if is_due else (0, 1))
-    await duty._heed(await duty._look())
+    await loop._heed(await loop._look())
     await put(redis, keys, member("now"))
-    await duty._heed(await duty._look())
+    await loop._heed(await loop._look())
     assert await ids_in_stream(redis, keys) == ["odd", "now"][0 if is_due else 1 :]
 
 
@@ -182,11 +182,11 @@ async def test_many_queues_share_one_connection(
     names = [f"{queue_name}-{i}" for i in range(5)]
     tasks = []
     for name in names:
-        duties: list[Duty] = [
-            PromoterDuty(Keys(name), shared, connect(server.url)),
-            SchedulerDuty(Keys(name), shared, connect(server.url)),
+        loops: list[LeaderLoop] = [
+            PromoterLoop(Keys(name), shared, connect(server.url)),
+            SchedulerLoop(Keys(name), shared, connect(server.url)),
         ]
-        tasks += [asyncio.create_task(duty.run(stop)) for duty in duties]
+        tasks += [asyncio.create_task(loop.run(stop)) for loop in loops]
     for name in names:
         async with Queue(name, redis_url=server.url) as queue:
             await queue.add("mail", {}, delay_ms=20)
@@ -216,8 +216,8 @@ async def test_a_queue_that_is_broken_keeps_no_other_back(
             queue = await stack.enter_async_context(Queue(keys.queue, redis_url=url))
             pattern = RepeatPattern.every(20)
             await queue.upsert_repeatable_job("r", 1, repeat=pattern, limit=2, missed_fires=ONCE)
-            await stack.enter_async_context(running(PromoterDuty(keys, shared, connect(url))))
-            await stack.enter_async_context(running(SchedulerDuty(keys, shared, connect(url))))
+            await stack.enter_async_context(running(PromoterLoop(keys, shared, connect(url))))
+            await stack.enter_async_context(running(SchedulerLoop(keys, shared, connect(url))))
         await stream_of(redis, sound.stream, 3)
         assert await redis("TYPE", broken.stream) == b"string"
         await redis("DEL", broken.stream)
@@ -238,19 +238,17 @@ async def test_a_million_others_change_nothing_in_what_a_promotion_does(
     monkeypatch.setattr(Trimmer, "wrote", lambda *_: None)  # that depends on the clock
     own = private_server(server.kind.name)
     connection = connect(own.url)
-    duty = PromoterDuty(keys, connection, connect(own.url))
+    loop = PromoterLoop(keys, connection, connect(own.url))
 
     async def redis(*arguments: Any) -> Any:
         return await connection.execute(*arguments, effect=Effect.READ)
 
     async def calls_to_promote() -> dict[str, str]:
         await put(redis, keys, *(member(f"{i:04}") for i in range(1000)))
-        await duty.run_once()  # the lease, the script, the first batch
+        await loop.run_once()  # the lock, the script, the first batch
         await redis("CONFIG", "RESETSTAT")
         for _ in range(3):
-            await duty.run_once()
-        assert duty._flushing is not None
-        await duty._flushing
+            await loop.run_once()
         stats = (await redis("INFO", "commandstats")).decode()
         pairs = (line.split(":") for line in stats.splitlines() if line.startswith("cmdstat_"))
         counts = {name: told.split(",")[0] for name, told in pairs}
@@ -295,7 +293,7 @@ async def test_a_cut_link_loses_and_doubles_no_job(
     fault: Fault,
 ):
     monkeypatch.setattr(leader, "_RENEW_SHARE", 0.01)
-    monkeypatch.setattr(leader, "RETRY_S", 0.01)
+    monkeypatch.setattr(wakeup, "RETRY_S", 0.01)
     monkeypatch.setattr(promoter, "IDLE_POLL_S", 0.002)
     proxy = make_proxy(server.url)
     proxy.fail(fault, command, nth=2, times=2)
@@ -339,13 +337,13 @@ async def test_the_outcome_of_the_lock_is_told_on_change_only(
     keys: Keys, redis: Redis, make_promoter: MakePromoter
 ):
     metrics = InMemorySink()
-    duty = make_promoter(metrics=metrics)
-    await duty.run_once()
-    await duty.run_once()
+    loop = make_promoter(metrics=metrics)
+    await loop.run_once()
+    await loop.run_once()
     await redis("SET", keys.promoter_lock, "other", "EX", 1000)
-    duty.lease._renew_at_s = 0.0
-    assert await duty.run_once() is None
-    assert await duty.run_once() is None
+    loop.lock._renew_at_s = 0.0
+    assert await loop.run_once() is None
+    assert await loop.run_once() is None
     told = [LockOutcome.ACQUIRED, LockOutcome.LOST, LockOutcome.HELD]
     assert metrics.all(LockOutcome) == told
     assert metrics.all(PromoterTick) == [PromoterTick(0, 0, 0)] * 2

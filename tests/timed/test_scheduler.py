@@ -1,4 +1,4 @@
-"""The scheduler, look by look: each slot of a spec fires once, exactly on its time."""
+"""The scheduler, look by look: each fire time of a spec fires once, exactly on its time."""
 
 import logging
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from chasqui.model.keys import FIRED, Keys
 from chasqui.model.payload import decode
 from chasqui.queue import Queue
 from chasqui.timed.scheduler import Fired
+from tests.proxy import Proxy
+from tests.servers import Server
 from tests.timed.facts import (
     EVERY_MINUTE,
     MINUTE_MS,
@@ -27,8 +29,6 @@ from tests.timed.facts import (
     score,
     stream_of,
 )
-from tests.proxy import Proxy
-from tests.servers import Server
 
 
 async def test_a_fire_carries_name_payload_and_limits_of_its_spec(
@@ -118,15 +118,15 @@ async def test_missed_fires_go_by_their_policy_and_the_beat_goes_on(
     assert fired is not None
     next_ms = await score(redis, keys, job.id)
     assert next_ms is not None
-    slots, rest = divmod(next_ms - due_ms, MINUTE_MS)
-    assert slots in (11, 12), "12 if a minute began meanwhile"
+    fire_times, rest = divmod(next_ms - due_ms, MINUTE_MS)
+    assert fire_times in (11, 12), "12 if a minute began meanwhile"
     assert rest == 0
-    assert fired.count == min(most, slots)
+    assert fired.count == min(most, fire_times)
     assert await redis("XLEN", keys.stream) == fired.count
 
 
 @pytest.mark.parametrize("pattern", [RepeatPattern.every(1), RepeatPattern.cron("* * * * * *")])
-async def test_ten_thousand_missed_slots_fire_once_each(
+async def test_ten_thousand_missed_fire_times_fire_once_each(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler, pattern: RepeatPattern
 ):
     """The policy allows for more; the limit says how many are left."""
@@ -147,11 +147,11 @@ async def test_a_spec_goes_when_its_limit_is_reached(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
 ):
     job = await queue.upsert_repeatable_job("r", 1, repeat=RepeatPattern.every(90_000), limit=2)
-    duty = make_scheduler()
+    loop = make_scheduler()
     for expected in (1, 1, 0):
         if await score(redis, keys, job.id) is not None:
             await make_due(redis, keys, job.id, ago_ms=0)
-        fired = await duty.run_once()
+        fired = await loop.run_once()
         assert fired is not None
         assert fired.count == expected
     assert await redis("EXISTS", keys.repeat, keys.repeat_spec(job.id)) == 0
@@ -165,12 +165,12 @@ async def test_a_spec_goes_after_its_end(
         "r", 1, repeat=RepeatPattern.every(200), end_before_ms=end_ms, missed_fires=ONCE
     )
     await make_due(redis, keys, job.id, ago_ms=0)
-    duty = make_scheduler()
-    await duty.run_once()
+    loop = make_scheduler()
+    await loop.run_once()
     await redis("ZADD", keys.repeat, end_ms, job.id)
 
     async def is_gone() -> bool:
-        await duty.run_once()
+        await loop.run_once()
         return await score(redis, keys, job.id) is None
 
     await eventually(is_gone)
@@ -239,11 +239,11 @@ async def test_a_spec_that_cannot_be_read_is_told_once_and_left_alone(
     good = await queue.upsert_repeatable_job("good", 2, repeat=RepeatPattern.every(90_000))
     due_ms = await make_due(redis, keys, bad.id, ago_ms=90)
     # A page of one: what cannot be read must not keep the others from being seen.
-    duty = make_scheduler(batch=1)
+    loop = make_scheduler(batch=1)
     with caplog.at_level(logging.ERROR, "chasqui"):
         for _ in range(3):
             await make_due(redis, keys, good.id, ago_ms=0)
-            fired = await duty.run_once()
+            fired = await loop.run_once()
             assert fired is not None
             assert (fired.count, fired.unreadable) == (1, 1)
     assert await fires(redis, keys) == [2, 2, 2]
@@ -255,7 +255,7 @@ async def test_a_spec_that_cannot_be_read_is_told_once_and_left_alone(
     await queue.upsert_repeatable_job("bad", 1, repeat=EVERY_MINUTE, missed_fires=ONCE)
     await redis("HDEL", hash_key, "fired")
     await make_due(redis, keys, bad.id, ago_ms=0)
-    fired = await duty.run_once()
+    fired = await loop.run_once()
     assert fired is not None
     assert fired.unreadable == 0
     assert (await fires(redis, keys))[-1] == 1
@@ -315,4 +315,4 @@ async def test_large_fires_go_in_smaller_steps(
     assert fired is not None
     assert fired.count == await redis("XLEN", keys.stream) == 20
     steps = proxy.count("EVALSHA") + proxy.count("EVAL")
-    assert steps >= 4, "the lease, and eight fires at a time"
+    assert steps >= 4, "the lock, and eight fires at a time"

@@ -1,5 +1,5 @@
-"""A scheduler that is slower than its specs: it fires whole pages, never loses the last slot of a
-spec, and says how far it is behind."""
+"""A scheduler that is slower than its specs: it fires whole pages, never loses the last fire
+time of a spec, and says how far it is behind."""
 
 import asyncio
 import logging
@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from chasqui import leader, scheduler
-from chasqui.transport.connection import Connection
-from chasqui.model.job import MissedFiresPolicy, RepeatPattern
-from chasqui.model.keys import FIRED, Keys
 from chasqui.metrics import SchedulerTick
 from chasqui.metrics.testing import InMemorySink
+from chasqui.model.job import MissedFiresPolicy, RepeatPattern
+from chasqui.model.keys import FIRED, Keys
 from chasqui.queue import Queue
-from chasqui.timed.spec import plan_fires
-from chasqui.timed.scheduler import SchedulerDuty
+from chasqui.timed import leader, scheduler
+from chasqui.timed.fire_calls import FIRES_PER_CALL
+from chasqui.timed.fire_plan import plan_fires
+from chasqui.timed.scheduler import SchedulerLoop
+from chasqui.transport.connection import Connection
+from tests.proxy import Proxy
+from tests.servers import Server
 from tests.timed.facts import (
     MINUTE_MS,
     MakeScheduler,
@@ -27,8 +30,6 @@ from tests.timed.facts import (
     now_ms,
     score,
 )
-from tests.proxy import Proxy
-from tests.servers import Server
 
 SPECS = 5
 #: A round over the slow link takes longer than a spec's interval.
@@ -60,13 +61,13 @@ async def write(queue: Queue, count: int, interval_ms: int, **options: Any) -> l
     return [job.id for job in jobs]
 
 
-async def rounds(duty: SchedulerDuty) -> list[int]:
+async def rounds(loop: SchedulerLoop) -> list[int]:
     """How many jobs each of some rounds fires, when each finds every spec due twice or more."""
-    duty.connection = SlowLink(duty.connection)  # type: ignore[assignment]
-    await duty.run_once()
+    loop.connection = SlowLink(loop.connection)  # type: ignore[assignment]
+    await loop.run_once()
     counts = []
     for _ in range(ROUNDS):
-        fired = await duty.run_once()
+        fired = await loop.run_once()
         assert fired is not None
         counts.append(fired.count)
     return counts
@@ -101,20 +102,20 @@ async def test_without_knowing_that_it_led_it_would_fire_none_of_them(
 
 
 @pytest.mark.parametrize("kind", ["every", "cron"])
-async def test_of_the_slots_that_came_while_it_led_the_last_one_fires(
+async def test_of_the_fire_times_that_came_while_it_led_the_last_one_fires(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler, kind: str
 ):
     pattern = RepeatPattern.every(MINUTE_MS)
     if kind == "cron":
         pattern = RepeatPattern.cron("* * * * *")
     job = await queue.upsert_repeatable_job("r", 1, repeat=pattern)
-    duty = make_scheduler()
-    await duty.run_once()
+    loop = make_scheduler()
+    await loop.run_once()
     due_ms = (await now_ms(redis) // MINUTE_MS - 10) * MINUTE_MS
     for led_s, count in ((61 * 60, 1), (0, 0)):
         await redis("ZADD", keys.repeat, due_ms, job.id)
-        duty.lease._since_s = leader.monotonic() - led_s
-        fired = await duty.run_once()
+        loop.lock._since_s = leader.monotonic() - led_s
+        fired = await loop.run_once()
         assert fired is not None
         assert fired.count == count
         next_ms = await score(redis, keys, job.id)
@@ -127,13 +128,13 @@ async def test_a_spec_that_was_written_since_the_last_look_is_not_late(
     keys: Keys, queue: Queue, redis: Redis, make_scheduler: MakeScheduler
 ):
     metrics = InMemorySink()
-    duty = make_scheduler(metrics=metrics)
-    await duty.run_once()
-    duty.lease._since_s -= 60
+    loop = make_scheduler(metrics=metrics)
+    await loop.run_once()
+    loop.lock._since_s -= 60
     (key,) = await write(queue, 1, 10_000)
     for late in (0, 1):
         await make_due(redis, keys, key, ago_ms=2_000)
-        await duty.run_once()
+        await loop.run_once()
         assert metrics.all(SchedulerTick)[-1].late == late
 
 
@@ -155,7 +156,7 @@ async def test_a_page_of_specs_takes_one_call(
     assert fired.count == 600
     assert Counter(await fires(redis, keys)) == Counter(range(600))
     calls = proxy.count("EVALSHA") + proxy.count("EVAL")
-    assert calls <= 6, "the lease and three pages; each script may have to be sent"
+    assert calls <= 6, "the lock and three pages; each script may have to be sent"
     for name in names:
         assert await score(redis, keys, name) == due_ms + 1_000_000
 
@@ -176,10 +177,10 @@ async def test_a_page_of_long_catch_ups_is_split(
     assert fired is not None
     assert fired.count == 1500
     assert Counter(await fires(redis, keys)) == dict.fromkeys(range(5), 300)
-    assert proxy.count("EVALSHA") + proxy.count("EVAL") >= 1 + 1500 / scheduler.FIRES_PER_CALL
+    assert proxy.count("EVALSHA") + proxy.count("EVAL") >= 1 + 1500 / FIRES_PER_CALL
 
 
-async def test_the_lease_is_renewed_while_a_round_lasts_and_its_loss_ends_the_round(
+async def test_the_lock_is_renewed_while_a_round_lasts_and_its_loss_ends_the_round(
     keys: Keys,
     queue: Queue,
     redis: Redis,
@@ -190,9 +191,9 @@ async def test_the_lease_is_renewed_while_a_round_lasts_and_its_loss_ends_the_ro
     names = await write(queue, 4, 1_000_000)
     for name in names:
         await make_due(redis, keys, name, ago_ms=0)
-    duty = make_scheduler(batch=1)
+    loop = make_scheduler(batch=1)
     pages = 0
-    fire_page = duty._fire_page
+    fire_page = loop._fire_page
 
     async def counted(*arguments: Any) -> None:
         nonlocal pages
@@ -201,9 +202,9 @@ async def test_the_lease_is_renewed_while_a_round_lasts_and_its_loss_ends_the_ro
             await redis("SET", keys.scheduler_lock, "another", "EX", 1000)
         await fire_page(*arguments)
 
-    monkeypatch.setattr(duty, "_fire_page", counted)
-    fired = await duty.run_once()
+    monkeypatch.setattr(loop, "_fire_page", counted)
+    fired = await loop.run_once()
     assert fired is not None
     assert fired.count == pages == 3
-    assert not duty.lease.is_held
+    assert not loop.lock.is_held
     assert await redis("ZCOUNT", keys.repeat, "-inf", await now_ms(redis)) == 1

@@ -1,4 +1,4 @@
-"""Schedulers as they run, several at once: each slot fires once, whoever leads."""
+"""Schedulers as they run, several at once: each fire time fires once, whoever leads."""
 
 import asyncio
 from collections import Counter
@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from chasqui import leader, scheduler, scripts
 from chasqui._core.envelope import decode_envelope
+from chasqui._core.ulid import UlidFactory
 from chasqui.errors import UnreachableError
 from chasqui.model.job import MissedFiresPolicy, RepeatPattern
 from chasqui.model.keys import Keys
 from chasqui.queue import Queue
-from chasqui.timed.spec import plan_fires
-from chasqui.transport.request import Effect
+from chasqui.scripts import timing
+from chasqui.timed import leader, scheduler
+from chasqui.timed.fire_calls import FIRES_PER_CALL, Owed, fire_calls, read_spec
+from chasqui.timed.fire_plan import plan_fires
 from chasqui.timed.scheduler import Scheduler, SchedulerConfig
+from tests.proxy import Fault, Proxy
+from tests.servers import Server
 from tests.timed.facts import (
     ONCE,
     WAIT_S,
@@ -30,8 +34,6 @@ from tests.timed.facts import (
     stream_of,
 )
 from tests.timed.process import Process
-from tests.proxy import Fault, Proxy
-from tests.servers import Server
 
 # ── Two at once ─────────────────────────────────────────────────────────────────────────────────
 
@@ -41,7 +43,7 @@ async def believes_to_lead(connection: object, *, is_freed: bool = False) -> boo
 
 
 @pytest.mark.fault(33)
-async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
+async def test_schedulers_that_all_believe_to_lead_fire_each_fire_time_once(
     keys: Keys,
     queue: Queue,
     redis: Redis,
@@ -54,10 +56,12 @@ async def test_schedulers_that_all_believe_to_lead_fire_each_slot_once(
             f"r{i}", i, repeat=RepeatPattern.every(10), missed_fires=policy, limit=1_000
         )
         await make_due(redis, keys, job.id, ago_ms=20_000)
-    duties = [make_scheduler() for _ in range(3)]
-    for duty in duties:
-        monkeypatch.setattr(duty.lease, "hold", believes_to_lead)
-    await asyncio.gather(*(duty._fire_due() for duty in duties))
+    loops = [make_scheduler() for _ in range(3)]
+    for loop in loops:
+        monkeypatch.setattr(loop.lock, "hold", believes_to_lead)
+    await asyncio.gather(*(loop._fire_due() for loop in loops))
+    # A round ends early if another scheduler has moved its specs on: all three may have.
+    await loops[0]._fire_due()
     found = await fires(redis, keys)
     assert sorted(found) == sorted([0, 1, 2, 3, 4] * 1_000)
 
@@ -68,16 +72,13 @@ async def test_a_fire_computed_from_an_older_score_does_nothing(
 ):
     job = await queue.upsert_repeatable_job("r", 1, repeat=RepeatPattern.every(90_000))
     stale_ms = await make_due(redis, keys, job.id, ago_ms=0)
-    duty = make_scheduler()
-    await duty.run_once()
+    loop = make_scheduler()
+    await loop.run_once()
     after = await score(redis, keys, job.id)
-    request = scripts.call(
-        scripts.FIRE,
-        [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)],
-        ["", job.id, stale_ms, stale_ms + 1_000, "r", 1, stale_ms, b"envelope"],
-        Effect.IDEMPOTENT,
-    )
-    assert (await duty.connection.submit(request))[1:] == [0, 1]
+    fires = [(stale_ms, b"envelope")]
+    spec = timing.SpecFires(job.id.encode(), stale_ms, stale_ms + 1_000, "r", fires)
+    request = timing.fire(keys, [spec], None)
+    assert (await loop.connection.submit(request))[1:] == [0, 1]
     assert await redis("XLEN", keys.stream) == 1
     assert await score(redis, keys, job.id) == after
 
@@ -96,20 +97,21 @@ async def test_a_spec_that_is_changed_between_two_steps_of_its_fires_fires_no_fu
 
     key = await write()
     due_ms = await make_due(redis, keys, key, ago_ms=60_000 * 600)
-    duty = make_scheduler()
+    loop = make_scheduler()
     content = await redis("HMGET", keys.repeat_spec(key), "spec", "fired", "retry")
     now = await now_ms(redis)
-    spec, fired = scheduler._read(content, due_ms)
+    spec, fired = read_spec(content, due_ms)
     plan = plan_fires(spec, due_ms, now, fired)
-    first, second, *_ = duty._requests([(key.encode(), due_ms, spec, plan)], now)
-    assert (await duty.connection.submit(first))[1:] == [scheduler.FIRES_PER_CALL, 0]
+    calls = fire_calls([Owed(key.encode(), due_ms, spec, plan)], now, UlidFactory())
+    first, second, *_ = (timing.fire(keys, call, None) for call in calls)
+    assert (await loop.connection.submit(first))[1:] == [FIRES_PER_CALL, 0]
     if change == "removed":
         assert await queue.remove_repeatable_by_key(key)
     else:
         await write()
     after = await score(redis, keys, key)
-    assert (await duty.connection.submit(second))[1:] == [0, 1]
-    assert await redis("XLEN", keys.stream) == scheduler.FIRES_PER_CALL
+    assert (await loop.connection.submit(second))[1:] == [0, 1]
+    assert await redis("XLEN", keys.stream) == FIRES_PER_CALL
     assert await score(redis, keys, key) == after
     assert await redis("EXISTS", keys.repeat_spec(key)) == (change != "removed")
 
@@ -138,12 +140,8 @@ async def test_a_fire_of_the_future_waits_in_the_delayed_set(
     job = await queue.upsert_repeatable_job("r", 1, repeat=RepeatPattern.every(1_000_000))
     due_ms = await score(redis, keys, job.id)
     assert due_ms is not None
-    request = scripts.call(
-        scripts.FIRE,
-        [keys.stream, keys.delayed, keys.repeat, keys.wake, keys.repeat_spec(job.id)],
-        ["", job.id, due_ms, "", "r", 1, due_ms, b"envelope"],
-        Effect.IDEMPOTENT,
-    )
+    spec = timing.SpecFires(job.id.encode(), due_ms, None, "r", [(due_ms, b"envelope")])
+    request = timing.fire(keys, [spec], None)
     assert (await make_scheduler().connection.submit(request))[1:] == [1, 0]
     ((member, at),) = await redis("ZRANGE", keys.delayed, 0, -1, "WITHSCORES")
     assert (member, int(at)) == (b"\x01\x00\x00\x00renvelope", due_ms)
@@ -245,13 +243,13 @@ async def test_followers_take_over_at_once_when_the_leader_leaves(
     first, second = make_scheduler(lock_ttl_s=1000), make_scheduler(lock_ttl_s=1000)
 
     async def first_leads() -> bool:
-        return first.lease.is_held
+        return first.lock.is_held
 
     async def second_waits() -> bool:
-        return second._bell.is_waiting_for(second.lease.freed)
+        return second._wake_list.is_waiting_for(second.lock.freed)
 
     async def second_leads() -> bool:
-        return second.lease.is_held
+        return second.lock.is_held
 
     stop = asyncio.Event()
     async with running(first):
@@ -270,16 +268,16 @@ async def test_followers_take_over_at_once_when_the_leader_leaves(
     assert not await redis("EXISTS", keys.scheduler_lock)
 
 
-async def test_a_ring_is_taken_also_where_nothing_is_left_to_fire(
+async def test_a_wake_is_taken_also_where_nothing_is_left_to_fire(
     make_scheduler: MakeScheduler,
 ):
-    """A ring that is left ends every sleep at once."""
-    duty = make_scheduler()
-    duty._bell.listen(duty.lease.freed, 0.01)
-    await asyncio.wait({duty._bell._waiting}, timeout=WAIT_S)
-    assert await duty._turn() > 0
-    assert duty._bell._waiting is None or not duty._bell._waiting.done()
-    await duty._end()
+    """A wake that is left ends every sleep at once."""
+    loop = make_scheduler()
+    loop._wake_list.listen(loop.lock.freed, 0.01)
+    await asyncio.wait({loop._wake_list._waiting}, timeout=WAIT_S)
+    assert await loop._turn() > 0
+    assert loop._wake_list._waiting is None or not loop._wake_list._waiting.done()
+    await loop._end()
 
 
 async def test_a_standalone_scheduler_runs_until_it_is_shut_down(
@@ -340,9 +338,9 @@ async def test_the_clock_of_the_worker_does_not_matter(
 async def test_of_three_schedulers_one_leads_and_another_takes_over(
     server: Server, queue_name: str, keys: Keys, redis: Redis, queue: Queue, role: str, fate: str
 ):
-    """10,000 slots, some of them while nobody leads: fires = slots.
+    """10,000 fire time, some of them while nobody leads: fires = fire_times.
 
-    Other specs have all their slots while nobody leads: those go by their policy.
+    Other specs have all their fire_times while nobody leads: those go by their policy.
     """
     await queue.pause()
     policy = MissedFiresPolicy.fire_all(10_000)
@@ -394,14 +392,14 @@ async def test_of_three_schedulers_one_leads_and_another_takes_over(
 
 
 async def add_specs_for_the_gap(queue: Queue, redis: Redis, keys: Keys) -> dict[str, int]:
-    """Write specs that are over before the dead leader's lease; how often each has to fire."""
+    """Write specs that are over before the dead leader's lock; how often each has to fire."""
     expected = {}
-    # As long a lease as all this takes on a busy machine, too.
+    # As long a lock as all this takes on a busy machine, too.
     assert await redis("PEXPIRE", keys.scheduler_lock, 8_000) == 1
     end_ms = await now_ms(redis) + 6_000
     policies = (MissedFiresPolicy.fire_all(1000), ONCE, MissedFiresPolicy.skip())
     patterns = ((RepeatPattern.every(50), 50), (RepeatPattern.cron("* * * * * *"), 1000))
-    for pattern, slot_ms in patterns:
+    for pattern, step_ms in patterns:
         for policy in policies:
             name = f"{pattern.kind} {policy.kind}"
             job = await queue.upsert_repeatable_job(
@@ -409,8 +407,8 @@ async def add_specs_for_the_gap(queue: Queue, redis: Redis, keys: Keys) -> dict[
             )
             first_ms = await score(redis, keys, job.id)
             assert first_ms is not None
-            slots = (end_ms - first_ms) // slot_ms + 1
-            assert slots > 1
-            expected[name] = {"fire-all": slots, "fire-once": 1, "skip": 0}[policy.kind]
+            fire_times = (end_ms - first_ms) // step_ms + 1
+            assert fire_times > 1
+            expected[name] = {"fire-all": fire_times, "fire-once": 1, "skip": 0}[policy.kind]
     assert await redis("PTTL", keys.scheduler_lock) > end_ms - await now_ms(redis)
     return expected

@@ -13,15 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chasqui.timed.cron import Cron
 from chasqui.model.job import MissedFiresPolicy, RepeatPattern
-from chasqui.timed.spec import (
-    MAX_FIRES_PER_PLAN,
-    FirePlan,
-    RepeatSpec,
-    RepeatSpecError,
-    plan_fires,
-)
+from chasqui.timed.cron import Cron
+from chasqui.timed.fire_plan import MAX_FIRES_PER_PLAN, FirePlan, plan_fires
+from chasqui.timed.spec import RepeatSpec, RepeatSpecError
 
 NOW = 1_794_797_194_823
 SKIP = MissedFiresPolicy.skip()
@@ -434,7 +429,7 @@ def test_plan_in_steps_ends_where_the_plan_does() -> None:
     most=st.integers(1, 50),
     is_cron=st.booleans(),
 )
-def test_fire_all_fires_every_slot_once_whenever_the_scheduler_comes(
+def test_fire_all_fires_every_fire_time_once_whenever_the_scheduler_comes(
     interval: int, waits: list[int], most: int, is_cron: bool
 ) -> None:
     pattern = RepeatPattern.cron("*/3 * * * * *") if is_cron else RepeatPattern.every(interval)
@@ -451,11 +446,11 @@ def test_fire_all_fires_every_slot_once_whenever_the_scheduler_comes(
             assert step.next_ms is not None
             due = step.next_ms
         assert due > now
-    slots = []
-    slot = spec.first_fire_ms(NOW)
-    while slot <= now:
-        slots.append(slot)
-        following = spec.next_fire_ms(slot)
+    fire_times = []
+    fire_time = spec.first_fire_ms(NOW)
+    while fire_time <= now:
+        fire_times.append(fire_time)
+        following = spec.next_fire_ms(fire_time)
         assert following is not None
-        slot = following
-    assert fired == slots
+        fire_time = following
+    assert fired == fire_times

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from chasqui.blocking import BlockingConnection
 from chasqui.model.config import Endpoint
+from chasqui.transport.blocking import BlockingConnection
 from tests.fixtures import echo
 
 

@@ -15,8 +15,8 @@ from chasqui.errors import UnreachableError
 from chasqui.transport.request import Effect
 from tests import tls
 from tests.fixtures import Connect
-from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 from tests.servers import Server
+from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 
 pytestmark = pytest.mark.both_loops
 
@@ -113,8 +113,8 @@ async def test_what_the_last_one_said_is_told(call: Call, resolve: Resolve) -> N
 async def test_all_that_swallow_take_no_longer_than_a_dial_may(
     call: Call, resolve: Resolve, hole: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("link", "blocking"):
-        monkeypatch.setattr(f"chasqui.{module}.CONNECT_TIMEOUT_S", 0.5)
+    for module in ("link", "blocking_dialler"):
+        monkeypatch.setattr(f"chasqui.transport.{module}.CONNECT_TIMEOUT_S", 0.5)
     resolve(*[hole] * 20)
     with pytest.raises(UnreachableError, match=HOST):
         await call(f"redis://{HOST}:{CLOSED}")

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from chasqui import scripts
 from chasqui._core.entry import EntryBuilder
-from chasqui.blocking import BlockingConnection
 from chasqui.errors import (
     AuthenticationError,
     OutcomeUnknownError,
     ServerError,
     UnreachableError,
 )
-from chasqui.transport.recovery import INBOX_BYTES
+from chasqui.scripts import managing
+from chasqui.scripts.loading import call
+from chasqui.transport.blocking import BlockingConnection
 from chasqui.transport.request import Effect, Request, commands
+from chasqui.transport.sockets import INBOX_BYTES
 from tests.core.memory import takes_at_most
 from tests.crash.conftest import eventually
 from tests.fixtures import echo, incr
@@ -103,7 +104,7 @@ def test_no_more_requests_are_on_their_way_than_asked_for(
 
     def requests() -> Any:
         for i in range(200):
-            waiting.append(sum(not isinstance(one.outcome, bytes) for one in sent))
+            waiting.append(sum(not isinstance(one.outcome.value, bytes) for one in sent))
             sent.append(echo(i))
             yield sent[-1]
 
@@ -160,11 +161,11 @@ def test_a_reply_that_broke_off_is_built_anew_though_its_link_is_kept(
     proxy = make_proxy(server.url)
     connection = connect_blocking(proxy.url)
     connection.call(commands(("XADD", queue_name, "*", "d", b"x" * 99), effect=Effect.ONCE))
-    kept, builder = connection._side().link, EntryBuilder("range")
+    kept, builder = connection._state().link, EntryBuilder("range")
     proxy.cut_after_bytes(40, to_server=False)
     read = commands(("XRANGE", queue_name, "-", "+"), effect=Effect.READ, builder=builder)
     assert [entry.envelope for entry in connection.call(read)] == [b"x" * 99]
-    assert connection._side().link is not kept
+    assert connection._state().link is not kept
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.GARBAGE])
@@ -386,7 +387,7 @@ def test_a_flushed_script_is_sent_again(
     names = [b"%b:%d" % (queue_name.encode(), i) for i in range(5)]
     for _ in range(2):
         connection.execute("SCRIPT", "FLUSH", effect=Effect.IDEMPOTENT)
-        calls = [scripts.call(scripts.COUNTS, names, ["g"], Effect.READ) for _ in range(20)]
+        calls = [call(managing.COUNTS, names, ["g"], Effect.READ) for _ in range(20)]
         replies = connection.run(stream(calls))
         assert replies == [replies[0]] * 20
         assert isinstance(replies[0], list)

@@ -13,10 +13,10 @@ from typing import Self
 import pytest
 
 from chasqui import sync
-from chasqui.blocking import BlockingConnection
-from chasqui.producing.shared_wait import BlockingDurableConnection
 from chasqui.errors import ClosedError, UnreachableError
-from chasqui.transport.recovery import INBOX_BYTES
+from chasqui.producing.shared_wait import BlockingDurableConnection
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.sockets import INBOX_BYTES
 from tests.fixtures import echo
 from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
@@ -108,8 +108,8 @@ def test_a_fork_in_the_middle_of_a_call_does_not_lock_the_child(
     proxy.stall()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(connection.call, echo("parent"))
-        side = connection._side()
-        while not side.is_busy:
+        state = connection._state()
+        while not state.is_busy:
             pass
         pid = os.fork()
         if pid == 0:
@@ -146,7 +146,7 @@ def test_a_fork_while_another_thread_dials_does_not_lock_the_child(
     server: Server, connect_blocking: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = _Slow()
-    monkeypatch.setattr("chasqui.transport.recovery.INBOX_BYTES", slow)
+    monkeypatch.setattr("chasqui.transport.sockets.INBOX_BYTES", slow)
     first, second = connect_blocking(server.url), connect_blocking(server.url)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first.call, echo("parent"))
@@ -166,22 +166,22 @@ def test_a_fork_while_another_thread_dials_does_not_lock_the_child(
 
 
 def test_threads_that_use_it_first_after_a_fork(server: Server, connect_blocking: Connect) -> None:
-    """Each of them forgets the sides of parents: so many here that they meet while they do."""
+    """Each of them forgets the states of parents: so many here that they meet while they do."""
     connection = connect_blocking(server.url)
     begin, interval_s = threading.Barrier(4), sys.getswitchinterval()
 
-    def side(_: object) -> object:
+    def state(_: object) -> object:
         begin.wait(WAIT_S)
-        return connection._side()
+        return connection._state()
 
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
             for _ in range(20):
-                connection._sides.clear()
-                connection._sides.update(dict.fromkeys(range(-20_000, 0)))  # type: ignore[arg-type]
-                sides = pool.map(side, range(4))
-                assert len(set(sides)) == len(connection._sides) == 1
+                connection._states.clear()
+                connection._states.update(dict.fromkeys(range(-20_000, 0)))  # type: ignore[arg-type]
+                states = pool.map(state, range(4))
+                assert len(set(states)) == len(connection._states) == 1
     finally:
         sys.setswitchinterval(interval_s)
     assert connection.call(echo("x")) == b"x"
@@ -233,8 +233,8 @@ def test_a_signal_handler_is_told_at_once_that_its_thread_is_in_a_call(
         finally:
             proxy.resume()
 
-    side = connection._side()
-    with Handler(lambda: side.is_busy, deed) as handler:
+    state = connection._state()
+    with Handler(lambda: state.is_busy, deed) as handler:
         assert connection.call(echo("x")) == b"x"
     assert type(handler.raised) is RuntimeError
     assert "already" in str(handler.raised)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from chasqui.model.config import Endpoint
 from chasqui.errors import UnreachableError
+from chasqui.model.config import Endpoint
 from chasqui.transport.request import Effect
 from tests import tls
 from tests.faults.fake import FakeServer

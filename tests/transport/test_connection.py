@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from chasqui.model.config import Endpoint
 from chasqui.errors import (
     AuthenticationError,
     ClosedError,
@@ -17,9 +16,10 @@ from chasqui.errors import (
     ServerError,
     UnreachableError,
 )
+from chasqui.model.config import Endpoint
 from chasqui.transport.link import Link
-from chasqui.transport.recovery import INBOX_BYTES
 from chasqui.transport.request import Effect, Request, commands
+from chasqui.transport.sockets import INBOX_BYTES
 from tests.chaos.cancels import Storm, echo
 from tests.core.memory import takes_at_most
 from tests.fixtures import Connect, MakeProxy, incr, until
@@ -204,7 +204,7 @@ async def test_a_stalled_server_bounds_memory(
 
     calls = [asyncio.create_task(one()) for _ in range(10_000)]
     await until(lambda: made == len(calls))
-    assert connection._unsent_bytes <= 10 * 1024 * 1024
+    assert connection._flow.unsent_bytes <= 10 * 1024 * 1024
     await until(lambda: len(connection._waiters) > 5_000)
     proxy.resume()
     await asyncio.gather(*calls)
@@ -235,6 +235,26 @@ async def test_no_room_until_the_deadline_is_told(
     replies = await connection.run(plan())
     assert 2 < len(replies) < 100  # what comes after the first that had no room is not made
     assert all(isinstance(reply, UnreachableError) for reply in replies)
+
+
+async def test_there_is_room_once_unsent_requests_are_given_up(
+    server: Server, connect: Connect, make_proxy: MakeProxy
+) -> None:
+    proxy = make_proxy(server.url)
+    connection = connect(proxy.url, request_timeout_s=10)
+    await connection.connect()
+    proxy.close()
+    waiting = connection.submit(commands(("PING",), effect=Effect.READ))
+    big = ("ECHO", "x" * 1_000_000)
+    many = [connection.submit(commands(big, effect=Effect.READ, timeout_s=0.3)) for _ in range(10)]
+    await until(lambda: not connection.is_connected)
+    assert connection.is_congested
+    async with asyncio.timeout(5):
+        await connection.room()
+    assert not waiting.done()
+    waiting.cancel()
+    given_up = await asyncio.gather(*many, return_exceptions=True)
+    assert all(isinstance(one, UnreachableError) for one in given_up)
 
 
 async def test_reads_take_no_new_memory(server: Server, connect: Connect) -> None:

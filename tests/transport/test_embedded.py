@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import redis
 
-from chasqui import Queue, embedded, sync, topology
+from chasqui import Queue, sync
 from chasqui.errors import EmbeddedServerError
+from chasqui.transport import embedded, topology
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.timeout(120)
 HOLDER = """
 import sys
 from pathlib import Path
-from chasqui import embedded
+from chasqui.transport import embedded
 server = embedded.start(*map(Path, sys.argv[1:]))
 print(server.url, flush=True)
 sys.stdin.read()
@@ -145,7 +146,7 @@ def test_server_ends_when_its_starter_is_killed_before_it_is_up(tmp_path: Path) 
     program = f"""
 import os, signal
 from pathlib import Path
-from chasqui import embedded
+from chasqui.transport import embedded
 embedded._ping = lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.exists() else b""
 embedded.start(Path({str(tmp_path)!r}))
 """
@@ -325,7 +326,10 @@ def test_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_output_of_the_starter_ends_with_the_starter(tmp_path: Path) -> None:
-    program = f"from pathlib import *; from chasqui import embedded; embedded.start({tmp_path!r})"
+    program = (
+        "from pathlib import *; from chasqui.transport import embedded; "
+        f"embedded.start({tmp_path!r})"
+    )
     with open(tmp_path / "holders", "wb") as holders:
         fcntl.flock(holders, fcntl.LOCK_SH)  # the server outlives the program that started it
         # Waits for the server's end as well if the server has inherited the pipes.

@@ -16,8 +16,8 @@ from chasqui.transport.connection import Connection
 from chasqui.transport.link import Link
 from tests import tls
 from tests.fixtures import Connect, MakeProxy, echo, until
-from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 from tests.servers import Server
+from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ async def test_a_child_that_closes_its_copy_leaves_the_parents_link_alone(
     proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.connect()
-    link = connection._link
+    link = connection._flow.link
     assert link is not None
     with forked(lambda: dismiss(connection, link)):
         pass
@@ -194,7 +194,7 @@ async def test_a_child_that_took_the_link_for_its_own_would_end_it(
     proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.connect()
-    link = connection._link
+    link = connection._flow.link
     assert link is not None
 
     def take() -> None:

@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from chasqui.blocking import BlockingConnection
+from chasqui.errors import OutcomeUnknownError
 from chasqui.model.config import Endpoint
 from chasqui.producing.durable import DurableRequest
 from chasqui.producing.shared_wait import BlockingDurableConnection, _Line
-from chasqui.errors import OutcomeUnknownError
+from chasqui.transport.blocking import BlockingConnection
 from tests.crash.load import Seed
 from tests.fixtures import echo
-from tests.transport.test_blocking_threads import Handler
 from tests.proxy import WAIT_S, Fault, Proxy
 from tests.servers import Server
+from tests.transport.test_blocking_threads import Handler
 
 Connect = Callable[..., BlockingConnection]
 MakeProxy = Callable[[str], Proxy]
@@ -88,7 +88,7 @@ def test_nor_while_a_link_is_made_anew(
 ) -> None:
     place, is_dialled = silent
     connection = connect_blocking(f"{scheme}://{place}")
-    connection._side().was_connected = True
+    connection._state().dialler.pacing.was_connected = True
     with Raising(is_dialled, give_up), pytest.raises(TimeoutError, match="of my own"):
         connection.call(echo("x"))
 

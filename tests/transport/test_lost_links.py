@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from chasqui import dialler
 from chasqui._core.entry import EntryBuilder
 from chasqui.errors import (
     AuthenticationError,
     OutcomeUnknownError,
     UnreachableError,
 )
+from chasqui.transport import dialler
 from chasqui.transport.link import Link, open_link
 from chasqui.transport.request import Effect, commands
 from tests.chaos.cancels import echo
@@ -112,11 +112,11 @@ async def test_a_reply_that_broke_off_is_built_anew_though_its_link_is_kept(
     proxy = make_proxy(server.url)
     connection = connect(proxy.url)
     await connection.execute("XADD", queue_name, "*", "d", b"x" * 99, effect=Effect.ONCE)
-    kept, builder = connection._link, EntryBuilder("range")
+    kept, builder = connection._flow.link, EntryBuilder("range")
     proxy.cut_after_bytes(40, to_server=False)
     read = commands(("XRANGE", queue_name, "-", "+"), effect=Effect.READ, builder=builder)
     assert [entry.envelope for entry in await connection.submit(read)] == [b"x" * 99]
-    assert connection._link is not kept
+    assert connection._flow.link is not kept
 
 
 @pytest.mark.fault(44)

@@ -1,20 +1,20 @@
 """Messages of RESP3 that answer nothing may come at any moment, on any link: they are dropped."""
 
 import asyncio
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 import redis as redis_py
 
 from chasqui import Queue, Worker, sync
-from chasqui import server as servers
+from chasqui.model.config import Endpoint
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect
+from chasqui.transport.handshake import Handshake, Talk
+from chasqui.transport.request import Effect, commands
 from tests.faults.fake import FakeServer, usual
 from tests.fixtures import Connect, MakeProxy, echo
-from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 from tests.servers import Server
+from tests.transport.test_blocking_threads import Connect as ConnectBlocking
 
 PUSH = b">2\r\n$10\r\ninvalidate\r\n*2\r\n$1\r\na\r\n$5\r\nb\r\nc\x00\r\n"
 TRACKING = ("CLIENT", "TRACKING", "ON", "BCAST")
@@ -24,13 +24,15 @@ TRACKING = ("CLIENT", "TRACKING", "ON", "BCAST")
 def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new link is told of each key that changes, its own included."""
 
-    def handshake(**options: Any) -> Generator[list[tuple[Any, ...]], list[Any], Any]:
-        profile = yield from servers.handshake(**options)
-        (reply,) = yield [TRACKING]
+    real = Handshake.talk
+
+    def talk(handshake: Handshake, endpoint: Endpoint) -> Talk:
+        profile = yield from real(handshake, endpoint)
+        reply = yield commands(TRACKING, effect=Effect.READ)
         assert reply == b"OK"
         return profile
 
-    monkeypatch.setattr("chasqui.transport.recovery.handshake", handshake)
+    monkeypatch.setattr(Handshake, "talk", talk)
 
 
 @pytest.mark.usefixtures("tracked")
@@ -72,7 +74,7 @@ def test_a_blocking_link_that_was_told_something_meanwhile_is_used_on(
     connection = connect_blocking(proxy.url)
     prefix = Keys(queue_name).stream
     assert connection.execute(*TRACKING, "PREFIX", prefix, effect=Effect.READ) == b"OK"
-    link = connection._side().link
+    link = connection._state().link
     assert link is not None
     with redis_py.Redis.from_url(server.url) as redis:
         for n in range(5):

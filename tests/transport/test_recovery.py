@@ -7,12 +7,21 @@ import socket
 import pytest
 
 from chasqui._core.reply import ProtocolError, ReplyError
-from chasqui.model.config import Endpoint
 from chasqui.errors import AuthenticationError, OutcomeUnknownError, ServerError, UnreachableError
-from chasqui.transport.recovery import LOOK_S, Redial, Search, by_turns, dial_failure, is_final, loss, refuse
-from chasqui.transport.request import Effect, Request, Script, commands
+from chasqui.model.config import Endpoint
 from chasqui.scripts.loading import call
-from chasqui.transport.server import Answer, NotReadyError, answer_to, exception_for, moved_to
+from chasqui.transport.recovery import (
+    LOOK_S,
+    DialPacing,
+    SharedDialPacing,
+    dial_failure,
+    error_for_lost,
+    is_final,
+    recovery_for,
+)
+from chasqui.transport.request import Effect, Request, Script, commands
+from chasqui.transport.server import NotReadyError, Recovery, exception_for, meaning_of, moved_to
+from chasqui.transport.sockets import by_turns
 from tests.proxy import split
 
 ENDPOINT = Endpoint.parse("redis://localhost:6379")
@@ -34,23 +43,23 @@ def test_families_take_turns_and_the_order_within_one_stays() -> None:
     assert by_turns([]) == []
 
 
-# ── Redial ────────────────────────────────────────────────────────────────────────────────────────
+# ── The pacing of dials ─────────────────────────────────────────────────────────────────────────
 
 
-def search_for(redial: Redial, since_s: float, until_s: float) -> list[float]:
+def search_for(pacing: DialPacing, since_s: float, until_s: float) -> list[float]:
     """When a connection dials that finds nothing."""
     now_s, times = since_s, []
     while now_s < until_s:
-        if wait_s := redial.wait_s(now_s):
+        if wait_s := pacing.wait_s(now_s):
             now_s += min(wait_s, LOOK_S)
             continue
-        redial.dialling(now_s)
+        pacing.dialling(now_s)
         times.append(now_s)
     return times
 
 
 def test_a_server_that_is_away_is_dialled_five_times_a_second_at_most_and_twice_at_least() -> None:
-    times = search_for(Redial(Search()), 100.0, 1000.0)
+    times = search_for(DialPacing(ENDPOINT, SharedDialPacing()), 100.0, 1000.0)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert times[0] == 100.0
     assert min(gaps) >= 0.2
@@ -59,20 +68,20 @@ def test_a_server_that_is_away_is_dialled_five_times_a_second_at_most_and_twice_
 
 
 def test_all_who_search_share_their_dials() -> None:
-    search = Search()
-    redials = [Redial(search) for _ in range(4)]
+    shared = SharedDialPacing()
+    pacings = [DialPacing(ENDPOINT, shared) for _ in range(4)]
     times = []
     for ms in range(0, 30_000, 10):
-        for redial in redials:
-            if not redial.wait_s(ms / 1000):
-                redial.dialling(ms / 1000)
+        for pacing in pacings:
+            if not pacing.wait_s(ms / 1000):
+                pacing.dialling(ms / 1000)
                 times.append(ms / 1000)
     assert all(after - before >= 1.0 for before, after in zip(times, times[5:], strict=False))
 
 
 def test_once_the_server_is_found_nobody_waits() -> None:
-    search = Search()
-    one, other = Redial(search), Redial(search)
+    shared = SharedDialPacing()
+    one, other = DialPacing(ENDPOINT, shared), DialPacing(ENDPOINT, shared)
     times = search_for(one, 0.0, 10.0)
     one.dialling(10.3)
     assert other.wait_s(10.3) > 0.1
@@ -84,25 +93,25 @@ def test_once_the_server_is_found_nobody_waits() -> None:
 
 
 def test_links_that_break_young_are_made_ever_more_slowly() -> None:
-    redial = Redial(Search())
+    pacing = DialPacing(ENDPOINT, SharedDialPacing())
     waits = []
     for now_s in range(20):
-        redial.dialling(now_s)
-        redial.link_up(now_s)
-        redial.link_down(now_s + 0.5)
-        waits.append(redial.wait_s(now_s + 0.5))
+        pacing.dialling(now_s)
+        pacing.link_up(now_s)
+        pacing.link_down(now_s + 0.5)
+        waits.append(pacing.wait_s(now_s + 0.5))
     assert waits[0] == 0.0  # at once, in case the server has moved
     assert 0.2 <= waits[1] < waits[2] + 0.1
     assert 0.4 <= waits[-1] <= 0.52
-    redial.link_up(20.0)
-    redial.link_down(30.0)
-    assert redial.wait_s(30.0) == 0.0
+    pacing.link_up(20.0)
+    pacing.link_down(30.0)
+    assert pacing.wait_s(30.0) == 0.0
 
 
 def test_what_one_link_did_does_not_slow_the_others_down() -> None:
     """Every one of them may be broken by what it alone is sent."""
-    search = Search()
-    broken, other = Redial(search), Redial(search)
+    shared = SharedDialPacing()
+    broken, other = DialPacing(ENDPOINT, shared), DialPacing(ENDPOINT, shared)
     for now_s in range(5):
         broken.link_up(now_s)
         broken.link_down(now_s + 0.1)
@@ -116,36 +125,36 @@ def test_what_one_link_did_does_not_slow_the_others_down() -> None:
 @pytest.mark.parametrize(
     ("message", "answer"),
     [
-        ("LOADING Redis is loading the dataset in memory", Answer.WAIT),
-        ("BUSY Redis is busy running a script", Answer.WAIT),
-        ("BUSYGROUP Consumer Group name already exists", Answer.RAISE),
-        ("CLUSTERDOWN Hash slot not served", Answer.WAIT),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", Answer.WAIT),
-        ("READONLY You can't write against a read only replica.", Answer.REDIAL),
-        ("ERR Error running script (call to f_1): @user_script:1: -READONLY You", Answer.REDIAL),
-        ("MOVED 3999 127.0.0.1:6381", Answer.REDIAL),
-        ("ASK 3999 127.0.0.1:6381", Answer.ASK),
-        ("ASK 3999 :6381", Answer.WAIT),
-        ("NOAUTH Authentication required.", Answer.REDIAL),
-        ("UNBLOCKED force unblock from blocking operation", Answer.REDIAL),
-        ("OOM command not allowed", Answer.RAISE),
-        ("WRONGTYPE Operation against a key", Answer.RAISE),
-        ("ERR syntax error", Answer.RAISE),
+        ("LOADING Redis is loading the dataset in memory", Recovery.WAIT),
+        ("BUSY Redis is busy running a script", Recovery.WAIT),
+        ("BUSYGROUP Consumer Group name already exists", Recovery.RAISE),
+        ("CLUSTERDOWN Hash slot not served", Recovery.WAIT),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", Recovery.WAIT),
+        ("READONLY You can't write against a read only replica.", Recovery.REDIAL),
+        ("ERR Error running script (call to f_1): @user_script:1: -READONLY You", Recovery.REDIAL),
+        ("MOVED 3999 127.0.0.1:6381", Recovery.REDIAL),
+        ("ASK 3999 127.0.0.1:6381", Recovery.ASK),
+        ("ASK 3999 :6381", Recovery.WAIT),
+        ("NOAUTH Authentication required.", Recovery.REDIAL),
+        ("UNBLOCKED force unblock from blocking operation", Recovery.REDIAL),
+        ("OOM command not allowed", Recovery.RAISE),
+        ("WRONGTYPE Operation against a key", Recovery.RAISE),
+        ("ERR syntax error", Recovery.RAISE),
     ],
 )
-def test_each_refusal_has_its_answer(message: str, answer: Answer) -> None:
+def test_each_refusal_has_its_answer(message: str, answer: Recovery) -> None:
     request = get()
-    assert refuse(request, ReplyError(message)) is answer
-    assert request.tries == (0 if answer is Answer.RAISE else 1)
+    assert recovery_for(request, ReplyError(message)) is answer
+    assert request.tries == (0 if answer is Recovery.RAISE else 1)
 
 
 def test_several_commands_of_which_some_were_applied_are_not_sent_again() -> None:
     error = ReplyError("READONLY You can't write")
     calls = (("INCR", "a"), ("INCR", "b"))
-    assert refuse(commands(*calls, effect=Effect.ONCE), error) is Answer.RAISE
-    assert refuse(commands(*calls, effect=Effect.IDEMPOTENT), error) is Answer.REDIAL
+    assert recovery_for(commands(*calls, effect=Effect.ONCE), error) is Recovery.RAISE
+    assert recovery_for(commands(*calls, effect=Effect.IDEMPOTENT), error) is Recovery.REDIAL
     ask = ReplyError("ASK 1 127.0.0.1:6381")
-    assert refuse(commands(*calls, effect=Effect.IDEMPOTENT), ask) is Answer.WAIT
+    assert recovery_for(commands(*calls, effect=Effect.IDEMPOTENT), ask) is Recovery.WAIT
 
 
 def test_an_unknown_script_is_sent_whole() -> None:
@@ -153,11 +162,11 @@ def test_an_unknown_script_is_sent_whole() -> None:
     script = Script("s", source, hashlib.sha1(source).hexdigest().encode())
     request = call(script, [b"key"], [b"$7\r\nEVALSHA\r\n"], Effect.READ)
     before = request.frame
-    assert refuse(request, ReplyError("NOSCRIPT No matching script.")) is Answer.LOAD
+    assert recovery_for(request, ReplyError("NOSCRIPT No matching script.")) is Recovery.LOAD
     expected = commands(("EVAL", source, 1, b"key", b"$7\r\nEVALSHA\r\n"), effect=Effect.READ)
     assert request.frame == expected.frame != before
-    assert refuse(request, ReplyError("NOSCRIPT No matching script.")) is Answer.RAISE
-    assert refuse(get(), ReplyError("NOSCRIPT No matching script.")) is Answer.RAISE
+    assert recovery_for(request, ReplyError("NOSCRIPT No matching script.")) is Recovery.RAISE
+    assert recovery_for(get(), ReplyError("NOSCRIPT No matching script.")) is Recovery.RAISE
 
 
 @pytest.mark.parametrize(
@@ -181,14 +190,14 @@ def test_the_node_that_a_redirection_names(message: str, node: tuple[str, int] |
 @pytest.mark.parametrize("effect", list(Effect))
 def test_only_what_was_sent_and_not_answered_is_in_doubt(effect: Effect) -> None:
     request = commands(("INCR", "x"), effect=effect)
-    assert type(loss(request, ENDPOINT)) is UnreachableError
+    assert type(error_for_lost(request, ENDPOINT)) is UnreachableError
     request.refusal = ReplyError("LOADING Redis is loading")
-    told = loss(request, ENDPOINT)
+    told = error_for_lost(request, ENDPOINT)
     assert isinstance(told, ServerError)
     assert told.code == "LOADING"
     request.is_in_doubt = True
     unknown = effect is not Effect.READ
-    assert isinstance(loss(request, ENDPOINT), OutcomeUnknownError) == unknown
+    assert isinstance(error_for_lost(request, ENDPOINT), OutcomeUnknownError) == unknown
 
 
 def test_which_failed_dials_end_the_wait() -> None:
@@ -209,7 +218,7 @@ def test_errors_of_permission_are_authentication_errors() -> None:
     error = exception_for(inner)
     assert isinstance(error, ServerError)
     assert error.code == "OOM"
-    assert answer_to(inner) is Answer.RAISE
+    assert meaning_of(inner) is Recovery.RAISE
 
 
 # ── The proxy's own eyes ────────────────────────────────────────────────────────────────────────

@@ -4,8 +4,10 @@ import logging
 
 import pytest
 
-from chasqui import server
-from chasqui.model.config import Secret
+from chasqui.model.config import Endpoint
+from chasqui.transport import server
+from chasqui.transport.handshake import Handshake
+from chasqui.transport.request import Effect, commands
 
 UNSAFE = {
     "redis": "2.8.24 5.0.14 6.0.20 6.2.19 7.0.15 7.2.10 7.2.13 7.4.5 7.4.8 8.0.0 8.0.3 8.2.2 8.2.5 "
@@ -25,11 +27,10 @@ def versions(table: dict[str, str]) -> list[tuple[str, str]]:
 
 def greet(name: str, version: str) -> server.ServerProfile:
     """Shake hands with a server that says it is this one."""
-    talk = server.handshake(
-        username="ada", password=Secret("pw"), db=0, client_name="c", library="0"
-    )
-    assert next(talk) == [("HELLO", 3, "AUTH", "ada", "pw", "SETNAME", "c")]
-    talk.send([{b"server": name.encode(), b"version": version.encode()}])
+    talk = Handshake("c", None).talk(Endpoint.parse("redis://ada:pw@host"))
+    hello = commands(("HELLO", 3, "AUTH", "ada", "pw", "SETNAME", "c"), effect=Effect.READ)
+    assert next(talk).frame == hello.frame
+    talk.send({b"server": name.encode(), b"version": version.encode()})
     with pytest.raises(StopIteration) as stop:
         talk.send([b"OK", b"OK", [None, None]])
     profile = stop.value.value

@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from chasqui import scripts
 from chasqui.errors import (
     ServerError,
 )
+from chasqui.scripts import managing
+from chasqui.scripts.loading import call
 from chasqui.transport.request import Effect, commands
 from tests.fixtures import Connect, MakeProxy, echo, incr, until
 from tests.servers import Server
@@ -26,8 +27,7 @@ async def test_a_flushed_script_is_sent_again(
     for _ in range(3):
         await connection.execute("SCRIPT", "FLUSH", effect=Effect.IDEMPOTENT)
         calls = [
-            connection.submit(scripts.call(scripts.COUNTS, names, ["g"], Effect.READ))
-            for _ in range(20)
+            connection.submit(call(managing.COUNTS, names, ["g"], Effect.READ)) for _ in range(20)
         ]
         replies = await asyncio.gather(*calls)
         expected = expected or replies[0]
@@ -61,7 +61,7 @@ async def test_a_busy_server_is_waited_for(
     waiting = connection.submit(incr("n", Effect.ONCE))
     late = connect(server.url)  # its greeting meets the busy server too
     greeted = asyncio.ensure_future(late.connect())
-    await until(lambda: bool(connection._held))  # the server has said BUSY
+    await until(lambda: bool(connection._flow.held))  # the server has said BUSY
     await killer.execute("SCRIPT", "KILL", effect=Effect.IDEMPOTENT)
     with pytest.raises(ServerError):
         await script

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.errors import UnreachableError
+from chasqui.model.config import Endpoint
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
 from chasqui.transport.link import Link
 from chasqui.transport.request import Effect, commands
 from tests import tls

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from chasqui import blocking as blocking_module
-from chasqui import clock, dialler, scripts
-from chasqui.blocking import BlockingConnection
-from chasqui.model.config import Endpoint
-from chasqui.transport.connection import Connection
 from chasqui.errors import AuthenticationError, ServerError, UnreachableError
+from chasqui.model import clock
+from chasqui.model.config import Endpoint
+from chasqui.scripts import managing
+from chasqui.scripts.loading import call
+from chasqui.transport import blocking_dialler, dialler
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.connection import Connection
 from chasqui.transport.request import Effect, Request, Script
 from chasqui.transport.topology import Directory
 from tests import tls
@@ -51,7 +53,7 @@ def incr_by_script(name: str) -> Request:
     """INCR in a script of its own, so that no node has it yet."""
     source = f"return redis.call('incr', KEYS[1]) -- {uuid.uuid4()}".encode()
     script = Script("incr", source, hashlib.sha1(source).hexdigest().encode())
-    return scripts.call(script, [name.encode()], [], Effect.ONCE)
+    return call(script, [name.encode()], [], Effect.ONCE)
 
 
 def other_than(cluster: Cluster, owner: Server) -> Server:
@@ -67,7 +69,7 @@ async def test_each_queue_is_served_by_its_own_node(cluster: Cluster, connect: C
         name, key = keys(f"spread-{i}")
         connection = connect(cluster.url, key=key)
         await connection.execute("INCR", name, effect=Effect.ONCE)
-        link = connection._link
+        link = connection._flow.link
         assert link is not None
         ports.add(link.endpoint.hosts[0][1])
         assert link.endpoint.hosts[0][1] == cluster.owner(name).port
@@ -127,12 +129,12 @@ async def test_a_slot_in_the_middle_of_its_move_is_asked_for(
     assert await connection.submit(incr_by_script(name)) == 21
     # Several keys, of which some are not there: neither node can tell until the move is over.
     names = [f"{name}:{i}".encode() for i in range(5)]
-    counts = connection.submit(scripts.call(scripts.COUNTS, names, ["g"], Effect.READ))
+    counts = connection.submit(call(managing.COUNTS, names, ["g"], Effect.READ))
     assert ask(source.port, f"EXISTS {name}").startswith("-ASK")
     await asyncio.to_thread(cluster.finish_move, slot, source, target)
     assert isinstance(await counts, list)
     assert await connection.execute("INCR", name, effect=Effect.ONCE) == 22
-    assert len(connection._links) == 1
+    assert len(connection._flow.links) == 1
 
 
 @pytest.mark.fault(12)
@@ -165,7 +167,7 @@ async def test_a_slot_is_not_asked_for_after_a_long_sleep(
     awaited, blocking = connect(cluster.url, key=key), connect_blocking(cluster.url, key=key)
     await awaited.connect()
     blocking.connect()
-    for module in (dialler, blocking_module):
+    for module in (dialler, blocking_dialler):
         monkeypatch.setattr(module, "open_link", asleep(module.open_link))
     cluster.start_move(slot, source, target)
 
@@ -191,7 +193,7 @@ async def test_a_slot_without_a_node_is_waited_for(
     slot, owner = cluster.slot(name), cluster.owner(name)
     ask(owner.port, f"CLUSTER DELSLOTS {slot}")
     waiting = asyncio.ensure_future(connection.execute("INCR", name, effect=Effect.ONCE))
-    while not connection._held and not waiting.done():  # noqa: ASYNC110
+    while not connection._flow.held and not waiting.done():  # noqa: ASYNC110
         await asyncio.sleep(0)
     ask(owner.port, f"CLUSTER ADDSLOTS {slot}")
     assert await waiting == 1
@@ -284,7 +286,7 @@ async def test_a_failover_is_followed(kind: str, connect: Connect) -> None:
         while True:
             member += 1
             await connection.execute("SADD", "all", member, effect=Effect.IDEMPOTENT)
-            link = connection._link
+            link = connection._flow.link
             if link is not None and link.endpoint.hosts[0][1] != old.port:
                 break
         # What the old primary took while it was being left may be lost; what came after is there.
@@ -302,8 +304,8 @@ async def test_a_killed_primary_is_replaced(kind: str, connect: Connect) -> None
         await asyncio.to_thread(old.kill)
         await connection.execute("SET", "after", "1", effect=Effect.IDEMPOTENT)
         assert await connection.execute("EXISTS", "before", "after", effect=Effect.READ) == 2
-        assert connection._link is not None
-        assert connection._link.endpoint.hosts[0][1] != old.port
+        assert connection._flow.link is not None
+        assert connection._flow.link.endpoint.hosts[0][1] != old.port
 
 
 @pytest.mark.fault(10)

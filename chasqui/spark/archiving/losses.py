@@ -1,15 +1,15 @@
-"""Which events an archive lacks: those that were trimmed before Spark had read them.
+"""Which events an archive lacks, because they were trimmed before Spark had read them.
 
-The offsets of a batch tell how many events it was due, and the archive has what was read of it.
+The offsets of a batch say how many events it should have, and the archive has those it read.
 """
 
 from dataclasses import astuple, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
-from chasqui.spark.reading.ranges import BEGINNING, order
+from chasqui.spark.reading.ranges import BEGINNING, time_of
 
-#: The table of losses, in Spark's words.
+#: The schema of the table of losses.
 SCHEMA: Final = (
     "queue string, after_id string, before_id string, after_ts timestamp, before_ts timestamp, "
     "lost bigint, batch bigint"
@@ -18,7 +18,7 @@ SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events of a queue that are not in the archive: behind one id, and not behind another."""
+    """Events of a queue that are not in the archive: behind `after_id`, up to `before_id`."""
 
     queue: str
     #: None if the archive began with this batch.
@@ -26,7 +26,7 @@ class Loss:
     before_id: str
     after_ts: datetime | None
     before_ts: datetime
-    #: None if the stream was deleted meanwhile: then nobody knows.
+    #: None if the stream was deleted meanwhile: then the number is unknown.
     lost: int | None
     batch: int
 
@@ -35,26 +35,26 @@ class Loss:
 
 
 def due(start: dict[str, Any], end: dict[str, Any]) -> dict[str, int | None]:
-    """Per queue, how many events lie between two offsets, whether they are still there or not.
+    """Per queue, how many events were added between two offsets.
 
-    None if the stream was deleted and made anew between them. A queue whose server does not count
-    what it adds is left out.
+    None if the stream was deleted and created again between them. A queue is left out if its server
+    does not count what it adds.
     """
     counted: dict[str, int | None] = {}
-    for queue, place in end.items():
-        first = start.get(queue, {}).get("n", place.get("since"))
-        if first is not None and "n" in place:
-            counted[queue] = place["n"] - first if place["n"] >= first else None
+    for queue, offset in end.items():
+        first = start.get(queue, {}).get("n", offset.get("since"))
+        if first is not None and "n" in offset:
+            counted[queue] = offset["n"] - first if offset["n"] >= first else None
     return counted
 
 
 def losses_of(
     start: dict[str, Any], end: dict[str, Any], kept: dict[str, tuple[int, str]], batch: int
 ) -> list[Loss]:
-    """What is missing from a batch, given how many rows of each queue were kept, and the first.
+    """What is missing from a batch, given the number of rows kept of each queue, and the first id.
 
-    The first row that was read bounds what was gone before the batch was planned. What went while
-    it was read may have been anywhere in it.
+    Events that were gone before the batch was planned lie before the first row. Events that were
+    trimmed while it was read may have been anywhere in it.
     """
     found = []
     for queue, expected in due(start, end).items():
@@ -66,13 +66,6 @@ def losses_of(
         was_planned = lost == end[queue].get("lost", 0) - known.get("lost", 0)
         before = first if first is not None and was_planned else end[queue]["id"]
         after = known.get("id")
-        found.append(Loss(queue, after, before, _time(after), _moment(before), lost, batch))
+        after_ts = None if after in (None, BEGINNING) else time_of(after)
+        found.append(Loss(queue, after, before, after_ts, time_of(before), lost, batch))
     return found
-
-
-def _time(entry_id: str | None) -> datetime | None:
-    return None if entry_id in (None, BEGINNING) else _moment(entry_id)
-
-
-def _moment(entry_id: str) -> datetime:
-    return datetime.fromtimestamp(order(entry_id)[0] / 1000, UTC)

@@ -1,8 +1,8 @@
 """Tables of an archive or an export: Parquet folders, Delta Lake, Iceberg.
 
-Delta Lake and Iceberg are written and read by the session, if it has them. Else the driver keeps
-their logs by deltalake or pyiceberg, which need no jars, and Spark reads the Parquet files that the
-log names.
+If the session has Delta Lake or Iceberg, it writes and reads their tables. Else the driver keeps
+their logs with deltalake or pyiceberg, which need no jars, and Spark reads the Parquet files that
+the log names.
 """
 
 import importlib.util
@@ -15,49 +15,49 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from chasqui.errors import ChasquiError, NotSupportedError
+from chasqui.spark.archiving.folders import Folder
 from chasqui.spark.schemas import arrow_schema
-from chasqui.spark.archiving.folders import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KINDS: Final = ("parquet", "delta", "iceberg")
-#: Where Spark itself begins with INT96, which the others do not take for a time.
+#: Spark's default here is INT96, which other readers do not take for a time.
 _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
 
 class Txn(NamedTuple):
-    """Names an append, so that it is made once."""
+    """Names an append, so that it is done once."""
 
     app: str
     version: int
 
 
 class Tables(Protocol):
-    """How tables of one format are read and written. A place is a path, or the name of a table."""
+    """Reads and writes tables of one format. A location is a path, or the name of a table."""
 
-    def has(self, place: str) -> bool: ...
+    def has(self, location: str) -> bool: ...
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
-        """A table; `schema` is for the format that does not keep it."""
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
+        """A table; `schema` is for the format that does not store one."""
 
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
-        """Add rows, unless they are there; how many, or None if that is not known."""
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
+        """Add rows, unless this append is done; how many, or None if that is not known."""
 
-    def create(self, place: str, df: "DataFrame") -> None:
+    def create(self, location: str, df: "DataFrame") -> None:
         """Make a table of the rows; there must be none."""
 
 
-def split_place(text: str) -> tuple[str, str]:
-    """The format and the place in `delta:lake`; a mere path is Parquet."""
-    kind, separator, place = text.partition(":")
-    return (kind, place) if separator and kind in KINDS else ("parquet", text)
+def split_location(text: str) -> tuple[str, str]:
+    """The format and the location in `delta:lake`; a path alone is Parquet."""
+    kind, separator, location = text.partition(":")
+    return (kind, location) if separator and kind in KINDS else ("parquet", text)
 
 
-def tables_of(spark: "SparkSession", kind: str, place: str) -> Tables:
-    """Tables of a format, by the session or without it; raises if neither can."""
+def tables_of(spark: "SparkSession", kind: str, location: str) -> Tables:
+    """Tables of a format, by the session or the driver; raises if neither can."""
     if kind == "parquet":
-        return Folders(spark)
+        return ParquetTables(spark)
     if kind == "delta":
         if "io.delta" in spark.conf.get("spark.sql.extensions", ""):
             return SessionDelta(spark)
@@ -69,9 +69,9 @@ def tables_of(spark: "SparkSession", kind: str, place: str) -> Tables:
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
         )
         return DriverDelta(spark)
-    catalog, _, name = place.partition(".")
+    catalog, _, name = location.partition(".")
     if not catalog or not name:
-        raise ValueError(f"iceberg: takes catalog.namespace.table, got {place!r}")
+        raise ValueError(f"iceberg: takes catalog.namespace.table, got {location!r}")
     setting = f"spark.sql.catalog.{catalog}"
     if spark.conf.get(setting, None) is not None:
         return SessionIceberg(spark)
@@ -92,121 +92,114 @@ def _need(package: str, kind: str, jar: str, conf: str) -> None:
         )
 
 
-class Folders:
-    """Parquet. An append has folders of its own, and takes the place of what is in them."""
-
+class _OfSession:
     def __init__(self, spark: "SparkSession") -> None:
         self._spark = spark
 
-    def has(self, place: str) -> bool:
-        return Store(self._spark, place).exists(".")
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
-        # Without one, Spark takes the name of a folder for a number if it can: queue `007` for 7.
+class ParquetTables(_OfSession):
+    """Parquet. An append has folders of its own, and replaces what is in them."""
+
+    def has(self, location: str) -> bool:
+        return Folder(self._spark, location).exists(".")
+
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
+        # Without a schema, Spark turns folder names into numbers if it can: queue `007` into 7.
         reader = self._spark.read if schema is None else self._spark.read.schema(schema)
-        return reader.parquet(place)
+        return reader.parquet(location)
 
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
         seen = Observation()
         (
             df.observe(seen, F.count("*").alias("rows"))
             .write.mode("overwrite")
             .option("partitionOverwriteMode", "dynamic")
             .partitionBy(*(name for name in ("queue", "date", "batch") if name in df.columns))
-            .parquet(place)
+            .parquet(location)
         )
         rows: int = seen.get["rows"]
         return rows
 
-    def create(self, place: str, df: "DataFrame") -> None:
-        df.write.mode("error").parquet(place)
+    def create(self, location: str, df: "DataFrame") -> None:
+        df.write.mode("error").parquet(location)
 
 
-class SessionDelta:
-    """Delta Lake by the session's jars, which know a transaction that they have."""
+class SessionDelta(_OfSession):
+    """Delta Lake by the session's jars, which skip a transaction that the table has."""
 
-    def __init__(self, spark: "SparkSession") -> None:
-        self._spark = spark
+    def has(self, location: str) -> bool:
+        return Folder(self._spark, location).exists("_delta_log")
 
-    def has(self, place: str) -> bool:
-        return Store(self._spark, place).exists("_delta_log")
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
+        return self._spark.read.format("delta").load(location)
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
-        return self._spark.read.format("delta").load(place)
-
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
         named = {"txnAppId": txn.app, "txnVersion": txn.version}
-        df.write.format("delta").mode("append").options(**named).save(place)
+        df.write.format("delta").mode("append").options(**named).save(location)
         return None
 
-    def create(self, place: str, df: "DataFrame") -> None:
-        df.write.format("delta").mode("error").save(place)
+    def create(self, location: str, df: "DataFrame") -> None:
+        df.write.format("delta").mode("error").save(location)
 
 
-class DriverDelta:
-    """Delta Lake by deltalake: rows of an append come through the driver."""
+class DriverDelta(_OfSession):
+    """Delta Lake by deltalake: the rows of an append pass through the driver."""
 
-    def __init__(self, spark: "SparkSession") -> None:
-        self._spark = spark
-
-    def has(self, place: str) -> bool:
+    def has(self, location: str) -> bool:
         from deltalake import DeltaTable
 
-        return bool(DeltaTable.is_deltatable(place))
+        return bool(DeltaTable.is_deltatable(location))
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
         from deltalake import DeltaTable
         from pyspark.sql.types import StructType
 
-        if not self.has(place):
-            raise ChasquiError(f"there is no Delta table at {place}")
-        table = DeltaTable(place)
+        if not self.has(location):
+            raise ChasquiError(f"there is no Delta table at {location}")
+        table = DeltaTable(location)
         protocol = table.protocol()
         features = {"deletionVectors", "columnMapping"}.intersection(protocol.reader_features or ())
         if features or protocol.min_reader_version == 2:
             raise NotSupportedError(
-                f"the Delta table at {place} has deleted rows or renamed columns in its log: read "
-                "it by a session that has io.delta:delta-spark_2.13"
+                f"the Delta table at {location} has deleted rows or renamed columns in its log: "
+                "read it by a session that has io.delta:delta-spark_2.13"
             )
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        return _files(self._spark, schema, table.file_uris(), place)
+        return _files(self._spark, schema, table.file_uris(), location)
 
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-        if self.has(place):
-            done = DeltaTable(place).transaction_version(txn.app)
+        if self.has(location):
+            done = DeltaTable(location).transaction_version(txn.app)
             if done is not None and done >= txn.version:
                 return None
         rows = _collected(df)
         made = CommitProperties(app_transactions=[Transaction(txn.app, txn.version)])
-        write_deltalake(place, rows, mode="append", commit_properties=made)
+        write_deltalake(location, rows, mode="append", commit_properties=made)
         return int(rows.num_rows)
 
-    def create(self, place: str, df: "DataFrame") -> None:
+    def create(self, location: str, df: "DataFrame") -> None:
         from deltalake import convert_to_deltalake
 
         with _setting(self._spark, _TIMES, "TIMESTAMP_MICROS"):
-            df.write.mode("error").parquet(place)
-        convert_to_deltalake(place)
+            df.write.mode("error").parquet(location)
+        convert_to_deltalake(location)
 
 
-class SessionIceberg:
-    """Iceberg by the session's jars. A snapshot has the transaction among its properties."""
+class SessionIceberg(_OfSession):
+    """Iceberg by the session's jars. The transaction is a property of the snapshot."""
 
-    def __init__(self, spark: "SparkSession") -> None:
-        self._spark = spark
+    def has(self, location: str) -> bool:
+        return bool(self._spark.catalog.tableExists(_quoted(location)))
 
-    def has(self, place: str) -> bool:
-        return bool(self._spark.catalog.tableExists(_quoted(place)))
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
+        return self._spark.table(_quoted(location))
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
-        return self._spark.table(_quoted(place))
-
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
-        key, table = f"chasqui.txn.{txn.app}", _quoted(place)
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
+        key, table = f"chasqui.txn.{txn.app}", _quoted(location)
         writer = df.writeTo(table).option(f"snapshot-property.{key}", str(txn.version))
-        if not self.has(place):
+        if not self.has(location):
             writer.create()
             return None
         query = f"SELECT max(CAST(summary['{key}'] AS BIGINT)) FROM {table}.snapshots"
@@ -215,33 +208,30 @@ class SessionIceberg:
             writer.append()
         return None
 
-    def create(self, place: str, df: "DataFrame") -> None:
-        df.writeTo(_quoted(place)).create()
+    def create(self, location: str, df: "DataFrame") -> None:
+        df.writeTo(_quoted(location)).create()
 
 
-class DriverIceberg:
-    """Iceberg by pyiceberg, with the catalogs that are set up for it: rows of an append come
-    through the driver, and the table has the transaction among its properties."""
+class DriverIceberg(_OfSession):
+    """Iceberg by pyiceberg and its catalogs. The rows of an append pass through the driver; the
+    transaction is a property of the table."""
 
-    def __init__(self, spark: "SparkSession") -> None:
-        self._spark = spark
-
-    def _find(self, place: str) -> tuple[Any, str]:
+    def _find(self, location: str) -> tuple[Any, str]:
         from pyiceberg.catalog import load_catalog
 
-        catalog, _, name = place.partition(".")
+        catalog, _, name = location.partition(".")
         return load_catalog(catalog), name
 
-    def has(self, place: str) -> bool:
-        catalog, name = self._find(place)
+    def has(self, location: str) -> bool:
+        catalog, name = self._find(location)
         return bool(catalog.table_exists(name))
 
-    def read(self, place: str, schema: str | None = None) -> "DataFrame":
+    def read(self, location: str, schema: str | None = None) -> "DataFrame":
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        if not self.has(place):
-            raise ChasquiError(f"there is no Iceberg table {place}")
-        catalog, name = self._find(place)
+        if not self.has(location):
+            raise ChasquiError(f"there is no Iceberg table {location}")
+        catalog, name = self._find(location)
         table = catalog.load_table(name)
         tasks = list(table.scan().plan_files())
         names = {
@@ -249,14 +239,14 @@ class DriverIceberg:
         }
         if any(task.delete_files for task in tasks) or len(dict(names)) < len(names):
             raise NotSupportedError(
-                f"the Iceberg table {place} has deleted rows or renamed columns: read it by a "
+                f"the Iceberg table {location} has deleted rows or renamed columns: read it by a "
                 "session that has org.apache.iceberg:iceberg-spark-runtime"
             )
         schema = from_arrow_schema(table.schema().as_arrow())
         return _files(self._spark, schema, [task.file.file_path for task in tasks])
 
-    def append(self, place: str, df: "DataFrame", txn: Txn) -> int | None:
-        catalog, name = self._find(place)
+    def append(self, location: str, df: "DataFrame", txn: Txn) -> int | None:
+        catalog, name = self._find(location)
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         table = catalog.create_table_if_not_exists(name, schema=arrow_schema(df.schema))
         key = f"chasqui.txn.{txn.app}"
@@ -268,10 +258,10 @@ class DriverIceberg:
             change.set_properties({key: str(txn.version)})
         return int(rows.num_rows)
 
-    def create(self, place: str, df: "DataFrame") -> None:
-        catalog, name = self._find(place)
+    def create(self, location: str, df: "DataFrame") -> None:
+        catalog, name = self._find(location)
         if catalog.table_exists(name):
-            raise ChasquiError(f"there is an Iceberg table {place} already")
+            raise ChasquiError(f"there is an Iceberg table {location} already")
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         table = catalog.create_table(name, schema=arrow_schema(df.schema))
         try:
@@ -285,7 +275,7 @@ class DriverIceberg:
 
 
 def _collected(df: "DataFrame") -> Any:
-    """The rows in the driver, with times in UTC, whatever the session's zone is."""
+    """The rows in the driver, with times in UTC in any session."""
     return df.toArrow().cast(arrow_schema(df.schema))
 
 
@@ -295,13 +285,13 @@ def _files(
     if not files:
         return spark.createDataFrame([], schema)
     reader = spark.read.schema(schema)
-    if base is not None:  # what is in the names of folders below it is a column
+    if base is not None:  # names of folders below it hold columns
         reader = reader.option("basePath", base)
     return reader.parquet(*files)
 
 
-def _quoted(place: str) -> str:
-    return ".".join(f"`{part}`" for part in place.split("."))
+def _quoted(location: str) -> str:
+    return ".".join(f"`{part}`" for part in location.split("."))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,12 +11,20 @@ from pyspark.sql import functions as F
 
 from chasqui._core.buffer import CommandBuffer
 from chasqui._core.command import xadd_event
-from chasqui._core.entry import Entry, EntryBuilder
-from chasqui.blocking import BlockingConnection
-from chasqui.consuming.fate import RETRIES_EXHAUSTED, Bury, Failure, Limits, RunAgain, on_failure
-from chasqui.consumer.moves import MOVED, Move, bury, retry
+from chasqui._core.entry import Entry
+from chasqui.consuming.fate import (
+    RETRIES_EXHAUSTED,
+    Bury,
+    Failure,
+    Limits,
+    RunAgain,
+    on_failure,
+)
+from chasqui.consuming.moves import Move, bury, retry
 from chasqui.errors import ChasquiError
-from chasqui.events.writer import DLQ, FAILED, RETRY_SCHEDULED
+from chasqui.events.kinds import DLQ, FAILED, RETRY_SCHEDULED
+from chasqui.managing.entries import by_id
+from chasqui.managing.retention import Log, Trimmer
 from chasqui.model.keys import (
     DEFAULT_GROUP,
     EVENT_ATTEMPT,
@@ -25,10 +33,11 @@ from chasqui.model.keys import (
     REASON,
     Keys,
 )
-from chasqui.transport.request import Effect, Request, commands
-from chasqui.managing.retention import Log, Trimmer
-from chasqui.spark.connections import connected
-from chasqui.spark.api import CHUNK, of_server
+from chasqui.scripts.settling import SETTLED, Consumer
+from chasqui.spark.connections import CHUNK, connected
+from chasqui.spark.options import Options
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, Request
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,13 +54,13 @@ def fail_jobs(
     group: str = DEFAULT_GROUP,
     **options: Any,
 ) -> dict[str, int]:
-    """Fail jobs of a consuming query, as a handler that raised: back for a retry, or to the DLQ.
+    """Fail jobs of a consuming query, as if a handler had raised: they are retried or buried.
 
-    Call it in foreachBatch with the bad rows (queue, entry_id, consumer); what it moved is no
-    longer acknowledged with the batch. Returns how many were `retried`, `buried`, and `lost` to
-    somebody else before. `is_final` buries them at once.
+    Call it in foreachBatch with the bad rows (queue, entry_id, consumer). The jobs that it moves
+    are not acknowledged with the batch. Returns how many were `retried`, `buried`, and `lost`: no
+    longer held by this consumer. `is_final` buries them at once.
     """
-    checked = of_server(options)
+    checked = Options.of_server(options)
 
     def move(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -60,10 +69,9 @@ def fail_jobs(
             for row in batch.to_pylist():
                 groups.setdefault((row["queue"], row["consumer"]), []).append(row["entry_id"])
             for (queue, consumer), ids in groups.items():
+                owner = Consumer(Keys(queue), group, consumer)
                 with connected(checked, queue) as connection:
-                    mover = Mover(
-                        connection, Keys(queue), group, consumer, reason, checked.write_events
-                    )
+                    mover = Mover(connection, owner, reason, checked.write_events)
                     mover.run(ids, Limits(max_attempts), is_final, counts)
             yield pa.RecordBatch.from_pylist([counts])
 
@@ -75,36 +83,23 @@ def fail_jobs(
 
 
 def fetch(connection: BlockingConnection, keys: Keys, ids: list[str]) -> list[Entry]:
-    """These entries of the stream, as far as they are still there."""
-    replies = connection.call(
-        commands(
-            *(("XRANGE", keys.stream, one, one) for one in ids),
-            effect=Effect.READ,
-            builder=EntryBuilder("range", 1 << 40),
-        )
-    )
-    found = replies if len(ids) > 1 else [replies]
-    return [entry for entries in found for entry in entries]
+    """Those of these entries that are still in the stream."""
+    found = connection.run(by_id(keys.stream, ids))
+    return [entry for entry in found if entry is not None]
 
 
 class Mover:
     """Moves entries that one consumer holds out of the stream."""
 
     def __init__(
-        self,
-        connection: BlockingConnection,
-        keys: Keys,
-        group: str,
-        consumer: str,
-        reason: str,
-        writes_events: bool,
+        self, connection: BlockingConnection, consumer: Consumer, reason: str, writes_events: bool
     ) -> None:
         self._connection = connection
-        self._keys = keys
-        self._owner = (group, consumer)
+        self._consumer = consumer
+        self._keys = consumer.keys
         self._reason = reason
         self._writes_events = writes_events
-        self._trimmer = Trimmer(Log.events(keys))
+        self._trimmer = Trimmer(Log.events(consumer.keys))
 
     def run(self, ids: list[str], limits: Limits, is_final: bool, counts: dict[str, int]) -> None:
         failure = Failure(is_final=is_final, detail=self._reason)
@@ -123,11 +118,11 @@ class Mover:
                 elif isinstance(verdict, Bury):
                     burials.append(self._burial(entry, verdict.reason))
             if retries:
-                request = retry(self._keys, *self._owner, retries)
-                self._tell_retries(self._moved(request, retries, "retried", counts))
+                request = retry(self._consumer, retries)
+                self._write_events(self._moved(request, retries, "retried", counts))
             if burials:
-                request = bury(self._keys, *self._owner, burials, tells=False)
-                self._tell_burials(self._moved(request, burials, "buried", counts))
+                request = bury(self._consumer, burials)
+                self._write_events(self._moved(request, burials, "buried", counts))
 
     def _burial(self, entry: Entry, reason: str) -> Move:
         runs = entry.attempt + 1
@@ -137,11 +132,11 @@ class Mover:
     def _moved(
         self, request: Request, moves: list[Move], done: str, counts: dict[str, int]
     ) -> list[Move]:
-        """Move entries; those that were still there to be moved."""
+        """Move entries; those that were still held and so have moved."""
         moved = [
             move
             for move, flag in zip(moves, self._connection.call(request), strict=True)
-            if flag == MOVED
+            if flag == SETTLED
         ]
         counts[done] += len(moved)
         counts["lost"] += len(moves) - len(moved)
@@ -149,45 +144,30 @@ class Mover:
 
     # ── Events, as a worker writes them ─────────────────────────────────────────────────────────
 
-    def _tell_retries(self, moved: list[Move]) -> None:
-        self._write(
-            event
-            for move in moved
-            for event in (
-                self._failed(move.entry),
-                (RETRY_SCHEDULED, move.entry,
-                 (EVENT_ATTEMPT, move.runs + 1, EVENT_BACKOFF_MS, move.delay_ms)),
-            )
-        )  # fmt: skip
-
-    def _tell_burials(self, moved: list[Move]) -> None:
-        self._write(
-            event
-            for move in moved
-            for event in (
-                self._failed(move.entry),
-                (DLQ, move.entry, (EVENT_ATTEMPT, move.attempt, REASON, move.reason)),
-            )
-        )
-
-    def _failed(self, entry: Entry) -> tuple[bytes, Entry, tuple[Any, ...]]:
-        return FAILED, entry, (EVENT_ATTEMPT, entry.attempt + 1, REASON, self._reason)
-
-    def _write(self, told: Iterable[tuple[bytes, Entry, tuple[Any, ...]]]) -> None:
-        """Write events; best effort, as everywhere."""
-        if not self._writes_events:
+    def _write_events(self, moved: list[Move]) -> None:
+        """Write for each job that its run failed, and what follows; best effort, as everywhere."""
+        if not self._writes_events or not moved:
             return
         buffer, now_ms = CommandBuffer(), time.time_ns() // 1_000_000
-        for event, entry, fields in told:
-            if entry.untold_created_ms is not None:
-                fields += (EVENT_CREATED, entry.untold_created_ms)
-            xadd_event(buffer, self._keys.events, event, entry.job_id, now_ms, entry.name, fields)
-        if buffer:
-            request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands, raises=False)
-            try:
-                self._connection.call(request)
-                if (trim := self._trimmer.wrote(request.count)) is not None:
-                    self._connection.call(trim)
-            except ChasquiError as error:
-                about = {"queue": self._keys.queue}
-                logger.warning("events could not be written: %s", error, extra=about)
+        for move in moved:
+            entry, stream = move.entry, self._keys.events
+            events: list[tuple[bytes, tuple[Any, ...]]] = [
+                (FAILED, (EVENT_ATTEMPT, entry.attempt + 1, REASON, self._reason))
+            ]
+            if move.delay_ms is None:
+                events.append((DLQ, (EVENT_ATTEMPT, move.attempt, REASON, move.reason)))
+            else:
+                backoff = (EVENT_ATTEMPT, move.runs + 1, EVENT_BACKOFF_MS, move.delay_ms)
+                events.append((RETRY_SCHEDULED, backoff))
+            for event, fields in events:
+                if entry.untold_created_ms is not None:
+                    fields += (EVENT_CREATED, entry.untold_created_ms)
+                xadd_event(buffer, stream, event, entry.job_id, now_ms, entry.name, fields)
+        request = Request(bytes(buffer), Effect.ONCE, count=buffer.commands, raises=False)
+        try:
+            self._connection.call(request)
+            if (trim := self._trimmer.wrote(request.count)) is not None:
+                self._connection.call(trim)
+        except ChasquiError as error:
+            about = {"queue": self._keys.queue}
+            logger.warning("events could not be written: %s", error, extra=about)

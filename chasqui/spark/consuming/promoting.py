@@ -1,20 +1,19 @@
-"""Delayed jobs and retries of queues that a query consumes: its driver promotes them if nobody else
-does, as a worker would."""
+"""Promotes delayed jobs and retries of the queues that a query consumes, as a worker would."""
 
 import asyncio
 import contextlib
 import threading
 
-from chasqui.transport.connection import Connection
 from chasqui.model.keys import Keys
-from chasqui.promoter import PromoterConfig, PromoterDuty
 from chasqui.spark.options import Options
+from chasqui.timed.promoter import PromoterConfig, PromoterLoop
+from chasqui.transport.connection import Connection
 
 
 class Promoting:
     """The promoters of a query's queues, in a thread with an event loop of its own.
 
-    Each competes for its queue's lease with those of workers and of other queries.
+    Each competes for its queue's leader lock with the workers and other queries.
     """
 
     def __init__(self, options: Options) -> None:
@@ -27,7 +26,7 @@ class Promoting:
         self._thread.start()
 
     def close(self) -> None:
-        """End them, and hand their leases over."""
+        """End them, and free their leader locks."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the thread failed
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -46,6 +45,6 @@ class Promoting:
         )
         config = PromoterConfig(has_events=self._options.write_events)
         try:
-            await PromoterDuty(keys, connection, bell, config).run(self._stop)
+            await PromoterLoop(keys, connection, bell, config).run(self._stop)
         finally:
             await connection.close()

@@ -1,4 +1,4 @@
-"""Arrow arrays: out of the core's buffers as they are, and out of lists."""
+"""Arrow arrays, made of the core's buffers without a copy, or of lists."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from chasqui._core.column import MAX_MS
 
 
 def filled(rows: int, kind: Any, buffers: Sequence[bytes | None]) -> Any:
-    """An array of a column that the core has filled; nothing is copied or checked again."""
+    """An array of a column that the core has filled; nothing is copied or checked."""
     lent = [None if one is None else pa.py_buffer(one) for one in buffers]
     return pa.Array.from_buffers(kind, rows, lent)
 
@@ -27,7 +27,7 @@ def maps(rows: int, kind: Any, extras: tuple[bytes, Any, Any]) -> Any:
 
 
 def texts(values: Sequence[bytes | str | None]) -> Any:
-    """Text out of UTF-8 bytes; what is no UTF-8 gets replacement characters."""
+    """Text from UTF-8 bytes; other bytes become replacement characters."""
     try:
         return pa.array(values, pa.string())
     except pa.ArrowInvalid:
@@ -38,7 +38,7 @@ def texts(values: Sequence[bytes | str | None]) -> Any:
 
 
 def moments(values_ms: Iterable[int | None], kind: Any) -> Any:
-    """Times out of unix milliseconds."""
+    """Times from unix milliseconds."""
     return pa.array(
         [None if ms is None or not 0 <= ms <= MAX_MS else ms * 1000 for ms in values_ms], kind
     )

@@ -1,7 +1,7 @@
 """Batch reads: a snapshot of a table, planned on the driver and read by the tasks.
 
-Of streams, a task reads a range that was counted when it was planned. The other tables have no ids
-to cut by: the delayed set is cut by rank from its far end, where promotion does not shift it.
+A task reads a range of a stream that was counted when it was planned. The other tables have no ids
+to cut by. The delayed set is cut by rank from its far end, which promotion does not shift.
 """
 
 import json
@@ -23,20 +23,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui.blocking import BlockingConnection
-from chasqui.producing.job_options import unix_ms
 from chasqui.model.keys import Keys
-from chasqui.plans import Plans
-from chasqui.transport.request import Effect, commands
-from chasqui.transport.server import mappings
-from chasqui.spark import ranges
+from chasqui.producing.job_options import unix_ms
+from chasqui.scripts import managing
 from chasqui.spark.connections import check_history, check_queues, connected, queues_of
 from chasqui.spark.options import Options
-from chasqui.spark.reading.pacing import Pace
-from chasqui.spark.reading.pages import StreamPart, read_stream, stream_of
-from chasqui.spark.schemas import arrow_schema, check_subset
-from chasqui.spark.reading.shaping import Shaper
+from chasqui.spark.reading import ranges
 from chasqui.spark.reading.decoding import delayed_batch, results_batch
+from chasqui.spark.reading.pacing import ReadPacing
+from chasqui.spark.reading.pages import StreamPart, read_stream, stream_of
+from chasqui.spark.reading.shaping import Shaper
+from chasqui.spark.schemas import arrow_schema, check_subset
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, commands
+from chasqui.transport.server import mappings
 
 #: Results fetched by one command.
 _RESULTS_PAGE: Final = 500
@@ -53,7 +53,7 @@ class RankPart(InputPartition):  # type: ignore[misc]
 
 @dataclass
 class ResultsPart(InputPartition):  # type: ignore[misc]
-    """Stored results: of these jobs, or of all if there are none."""
+    """Stored results: of these jobs, or of all jobs if it names none."""
 
     queue: str
     job_ids: tuple[str, ...]
@@ -118,8 +118,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             walked = connection.run(
                 ranges.walk(
                     stream,
-                    ranges.Place(start, None),
-                    Pace(options, is_alone=True),
+                    ranges.Position(start, None),
+                    ReadPacing(options, is_alone=True),
                     last,
                     step=step,
                     counts_loss=False,
@@ -163,11 +163,11 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def _read_delayed(self, part: RankPart) -> Iterator[Any]:
         options = self._options
         shaper = Shaper(options, self._schema)
-        pace = Pace(options)
+        pacing = ReadPacing(options)
         start = part.start
         with connected(options, part.queue) as connection:
             while start < part.stop:
-                stop = start + pace.ask(part.stop - start)
+                stop = start + pacing.ask(part.stop - start)
                 reply = connection.execute(
                     "ZREVRANGE",
                     Keys(part.queue).delayed,
@@ -180,7 +180,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                     return
                 members = _scored(reply)
                 yield delayed_batch(shaper, part.queue, members)
-                pace.rest(stop - start, sum(len(member) for member, _ in members))
+                pacing.rest(stop - start, sum(len(member) for member, _ in members))
                 start = stop
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
@@ -191,12 +191,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         with connected(self._options, part.queue) as connection:
             if part.job_ids:
                 ids = [job_id.encode() for job_id in part.job_ids]
-                for start in range(0, len(ids), _RESULTS_PAGE):
-                    yield results_batch(
-                        shaper,
-                        part.queue,
-                        fetch_results(connection, keys, ids[start : start + 500]),
-                    )
+                for page in fetch_results(connection, keys, ids):
+                    yield results_batch(shaper, part.queue, page)
                 return
             prefix = keys.result("")
             cursor = b"0"
@@ -205,8 +201,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                     "SCAN", cursor, "MATCH", prefix + b"*", "COUNT", 1000, effect=Effect.READ
                 )
                 ids = [key.removeprefix(prefix) for key in found]
-                if ids:
-                    yield results_batch(shaper, part.queue, fetch_results(connection, keys, ids))
+                for page in fetch_results(connection, keys, ids):
+                    yield results_batch(shaper, part.queue, page)
                 if cursor == b"0":
                     return
 
@@ -225,11 +221,11 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 class PushdownReader(BatchReader):
-    """The same, narrowed by filters on entry_ts. A class of its own, because Spark refuses to plan
-    any reader that takes filters while pushdown is off."""
+    """Reads one table once, narrowed by filters on entry_ts. A class of its own, because Spark
+    refuses to plan any reader that takes filters while pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take the filters on entry_ts; what cannot be taken is given back."""
+        """Take the filters on entry_ts; yield the others, which Spark applies."""
         low, high = self._options.starting_timestamp, self._options.ending_timestamp
         for one in filters:
             bounds = _bounds_ms(one)
@@ -241,13 +237,13 @@ class PushdownReader(BatchReader):
                 low = least if low is None else max(low, least)
             if most is not None:
                 high = most if high is None else min(high, most)
-            if not is_whole:  # entry ids know milliseconds; Spark filters the rest
+            if not is_whole:  # entry ids have milliseconds; Spark does the rest
                 yield one
         self._options = replace(self._options, starting_timestamp=low, ending_timestamp=high)
 
 
 def _bounds_ms(one: Filter) -> tuple[int | None, int | None, bool] | None:
-    """What a filter on entry_ts says in milliseconds, and whether that says all of it."""
+    """The bounds of a filter on entry_ts in milliseconds, and whether they say all of it."""
     if getattr(one, "attribute", None) != ("entry_ts",):
         return None
     value = getattr(one, "value", None)
@@ -276,22 +272,21 @@ def _scored(reply: list[Any]) -> list[tuple[bytes, float]]:
 
 def fetch_results(
     connection: BlockingConnection, keys: Keys, job_ids: list[bytes]
-) -> list[tuple[bytes, bytes, int]]:
-    """Of these jobs, those that have a result: id, value, milliseconds that it stays."""
-    names = [keys.result(job_id.decode()) for job_id in job_ids]
-    values, *ttls = connection.call(
-        commands(("MGET", *names), *(("PTTL", name) for name in names), effect=Effect.READ)
-    )
-    return [
-        (job_id, value, ttl_ms)
-        for job_id, value, ttl_ms in zip(job_ids, values, ttls, strict=True)
-        if value is not None
-    ]
+) -> Iterator[list[tuple[bytes, bytes, int]]]:
+    """Those of these jobs that have a result, in pages: id, value, milliseconds to live."""
+    for start in range(0, len(job_ids), _RESULTS_PAGE):
+        part = job_ids[start : start + _RESULTS_PAGE]
+        names = [keys.result(job_id.decode()) for job_id in part]
+        values, *ttls = connection.call(
+            commands(("MGET", *names), *(("PTTL", name) for name in names), effect=Effect.READ)
+        )
+        rows = zip(part, values, ttls, strict=True)
+        yield [(job_id, value, ttl_ms) for job_id, value, ttl_ms in rows if value is not None]
 
 
 def describe(connection: BlockingConnection, keys: Keys, group: str) -> dict[str, Any]:
     """One row of the table `queues`."""
-    length, pending, delayed, dead, _, oldest_ms, _ = connection.run(Plans(keys).counts(group))
+    length, pending, delayed, dead, _, oldest_ms, _ = connection.call(managing.counts(keys, group))
     groups, first, newest, events, now = connection.call(
         commands(
             ("XINFO", "GROUPS", keys.stream),
@@ -306,7 +301,8 @@ def describe(connection: BlockingConnection, keys: Keys, group: str) -> dict[str
     facts = _group_facts(groups, group)
     span_ms = None
     if first and newest:
-        span_ms = _ms_of(newest[0][0]) - _ms_of(first[0][0])
+        start_ms, end_ms = (ranges.order(one[0][0].decode())[0] for one in (first, newest))
+        span_ms = end_ms - start_ms
     now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
     return {
         "queue": keys.queue,
@@ -328,7 +324,3 @@ def _group_facts(groups: Any, group: str) -> dict[str, Any]:
         if facts["name"].decode(errors="replace") == group:
             return facts
     return {}
-
-
-def _ms_of(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])

@@ -1,7 +1,7 @@
 """Stream pages to Arrow: which column is filled from which part of an entry.
 
-The core fills columns while it parses replies, and only those that are wanted; here they are named
-and handed to Arrow. Members of the delayed set and results, which are few, come as lists.
+The core fills the wanted columns while it parses replies; here they get their names and become
+Arrow arrays. Members of the delayed set and results are few and come as lists.
 """
 
 from typing import Any, Final
@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from chasqui import keys
 from chasqui._core.columns import ColumnBuilder, Columns
 from chasqui._core.envelope import EnvelopeError, decode_delayed_member, decode_envelope
-from chasqui.spark.reading.arrays import filled, maps, moments, texts
+from chasqui.model import keys
 from chasqui.spark.options import Options
-from chasqui.spark.schemas import arrow_schema
+from chasqui.spark.reading.arrays import filled, maps, moments, texts
 from chasqui.spark.reading.shaping import Corrupt, JobRows, Shaper
+from chasqui.spark.schemas import arrow_schema
 
 _CREATED: Final = "created"
-#: Per column of events: what it holds, and in which field. In the order in which they are written.
+#: Per column of events: what it holds, and in which field, in the order in which events have them.
 _EVENT_FIELDS: Final = {
     "event": ("text", keys.EVENT),
     "job_id": ("text", keys.EVENT_JOB_ID),
@@ -31,7 +31,7 @@ _EVENT_FIELDS: Final = {
     "backoff_ms": ("int64", keys.EVENT_BACKOFF_MS),
     "delay_ms": ("int64", keys.EVENT_DELAY_MS),
     "reason": ("text", keys.REASON),
-    # No column of its own: job_created_at, where the id does not tell.
+    # Not a column: it becomes job_created_at if the id does not hold it.
     _CREATED: ("moment", keys.EVENT_CREATED),
 }
 _JOB_FIELDS: Final = {"name": ("text", keys.NAME)}
@@ -54,7 +54,7 @@ _JOB_PARTS: Final = ("entry_id", "entry_ts", "job_id", "payload", "created_at", 
 
 
 def _fields(known: dict[str, tuple[str, bytes]], wanted: Any) -> list[tuple[str, Any, bytes]]:
-    """The columns of fields for the core; those that nobody wants are known all the same."""
+    """The columns of fields for the core. It must know the unwanted ones too, to skip them."""
     return [
         (name, kind if name in wanted else "skipped", field)
         for name, (kind, field) in known.items()
@@ -89,9 +89,9 @@ class EventDecoder:
             return maps(page.rows, kind, page.extras)
         column = filled(page.rows, kind, page.columns[name])
         if name == "job_created_at":
-            told = filled(page.rows, kind, page.columns[_CREATED])
-            if told.null_count < page.rows:
-                return pc.coalesce(told, column)
+            given = filled(page.rows, kind, page.columns[_CREATED])
+            if given.null_count < page.rows:
+                return pc.coalesce(given, column)
         return column
 
 
@@ -101,13 +101,13 @@ class JobDecoder:
     def __init__(self, options: Options, schema: StructType) -> None:
         self._shaper = Shaper(options, schema)
         self._known = _FIELDS[options.table]
-        #: Of the last batch, the entries that could not be read: id to reason. Those that
-        #: parseMode has left out of it are here too.
+        #: Entries of the last batch that could not be read, id to reason; also those that
+        #: parseMode left out of the batch.
         self.corrupt: dict[str, str] = {}
 
     def builder(self) -> ColumnBuilder:
-        # Ids are always needed, for who holds an entry and where a broken one is; an attempt makes
-        # the core look into envelopes, so that it sees which are broken.
+        # Ids are always needed, to find the holder of an entry and to name a broken one. The
+        # attempt makes the core read envelopes, so that it sees which are broken.
         parts = {"entry_id", "attempt", *(set(_JOB_PARTS) & set(self._shaper.schema.names))}
         if self._shaper.decodes_payloads:
             parts.add("envelope")
@@ -137,8 +137,8 @@ class JobDecoder:
         if held is not None:
             nobody = (None, None, None)
             owners = [held.get(one, nobody) for one in ids.to_pylist()]
-            for place, name in enumerate(("consumer", "deliveries", "idle_ms")):
-                arrays[name] = pa.array([owner[place] for owner in owners])
+            for i, name in enumerate(("consumer", "deliveries", "idle_ms")):
+                arrays[name] = pa.array([owner[i] for owner in owners])
         payloads, envelopes = (
             filled(page.rows, pa.binary(), page.columns[part]) if part in page.columns else None
             for part in ("payload", "envelope")

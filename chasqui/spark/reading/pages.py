@@ -1,4 +1,4 @@
-"""A range of a stream as record batches: the next one is gathered while Spark takes this one."""
+"""A range of a stream as record batches: the next is gathered while Spark takes this one."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +9,16 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from chasqui._core.columns import ColumnBuilder, Columns
-from chasqui.blocking import BlockingConnection
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect, commands
 from chasqui.spark.connections import connected
 from chasqui.spark.options import LOGS, Options
-from chasqui.spark.reading.pacing import Pace
-from chasqui.spark.reading.ranges import DataLossError, Range, order
 from chasqui.spark.reading.decoding import EventDecoder, JobDecoder
+from chasqui.spark.reading.pacing import ReadPacing
+from chasqui.spark.reading.ranges import DataLossError, Range, order
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, commands
 
-#: Who holds which entries, asked for a page at a time.
+#: Pending entries that one command lists.
 _PENDING_PAGE: Final = 250
 #: A batch for Spark is full with so many rows, or bytes.
 BATCH_ROWS: Final = 8000
@@ -42,9 +42,9 @@ def stream_of(keys: Keys, table: str) -> bytes:
 def read_stream(part: StreamPart, options: Options, schema: StructType) -> Iterator[Any]:
     """The entries of a part as record batches.
 
-    Raises DataLossError at its end if entries were trimmed since it was planned, where that is
-    asked for and can be known: jobs leave their stream when they are done, and dead ones when they
-    are replayed.
+    Raises DataLossError at the end if entries were trimmed since it was planned. That is known of
+    events and history only: jobs leave their stream when they are done, dead jobs when they are
+    replayed.
     """
     decoder = EventDecoder(schema) if options.table == "events" else JobDecoder(options, schema)
     is_exact = options.table in LOGS and options.fail_on_data_loss
@@ -56,7 +56,7 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
     count = 0
     with connected(options, part.queue) as connection:
         for columns, first, last in gathered(
-            connection, decoder.builder(), Pace(options), part.range.after, page, until
+            connection, decoder.builder(), ReadPacing(options), part.range.after, page, until
         ):
             count += columns.rows
             if isinstance(decoder, JobDecoder):
@@ -74,16 +74,16 @@ def read_stream(part: StreamPart, options: Options, schema: StructType) -> Itera
 def gathered(
     connection: BlockingConnection,
     builder: ColumnBuilder,
-    pace: Pace,
+    pacing: ReadPacing,
     after: str,
     page: Callable[[str, int], tuple[Any, ...]],
     last: str,
 ) -> Iterator[tuple[Columns, str, str]]:
-    """Columns of many small pages, and the ids around them: `after` the first, the last.
+    """Columns of many small pages, with the id before the first entry and that of the last.
 
-    `page` is the command that reads so many entries behind an id. A page holds the server up for
-    as long as it takes to read it, so it is small. A batch costs something to make and to hand
-    over, so it is large.
+    `page` is the command that reads so many entries behind an id. Pages are small, because the
+    server serves no other client while it reads one. Batches are large, because each costs
+    something to make and to pass to Spark.
     """
     is_over = False
 
@@ -91,14 +91,14 @@ def gathered(
         nonlocal after, is_over
         first = after
         while not is_over and builder.rows < BATCH_ROWS and builder.size < BATCH_BYTES:
-            size, known = pace.ask(), builder.size
+            size, known = pacing.ask(), builder.size
             request = commands(page(after, size), effect=Effect.READ, builder=builder)
             count, newest = connection.call(request) or (0, None)
             if newest is not None:
                 after = newest.decode()
             is_over = count < size or order(after) >= order(last)
             if not is_over:
-                pace.rest(count, builder.size - known)
+                pacing.rest(count, builder.size - known)
         return builder.take(), first, after
 
     with ThreadPoolExecutor(1) as ahead:
@@ -122,8 +122,8 @@ def held_by(
     last: str,
     consumer: str | None = None,
 ) -> dict[bytes, tuple[str, int, int]]:
-    """Per pending entry behind one id, up to another: consumer, deliveries, idle time. Only those
-    of one consumer if it is named."""
+    """Per pending entry behind one id, up to another: consumer, deliveries, idle time (ms). Only
+    entries of `consumer`, if that is given."""
     only = () if consumer is None else (consumer,)
     found: dict[bytes, tuple[str, int, int]] = {}
     start = f"({after}".encode()
@@ -134,7 +134,7 @@ def held_by(
             raises=False,
         )
         rows = connection.call(request)
-        if not isinstance(rows, list):  # no such group: nobody holds anything
+        if not isinstance(rows, list):  # no such group, so nothing is pending
             return found
         for entry_id, holder, idle_ms, deliveries in rows:
             found[entry_id] = (holder.decode(errors="replace"), deliveries, idle_ms)

@@ -1,30 +1,30 @@
 """Where a stream is read from and to: id arithmetic, counted boundaries, exact loss counts.
 
-A range runs from behind one id up to another one, included, so neighbouring ranges share an id and
-never an entry. Its entries are counted by a walk over small pages: XRANGE read by a builder that
-keeps nothing takes a fifth of the server's time that a script needs, for a script turns every field
-into a Lua string. Around each page the server tells how many entries the stream has lost at its
-head so far; with the ordinal of the last entry that was read, that gives the number that was lost
-unread.
+A range runs from behind one id up to and including another, so neighbouring ranges share an id and
+never an entry. A walk over small pages counts its entries. It uses XRANGE, read by a builder that
+keeps nothing: that takes a fifth of the server's time that a script takes, because a script turns
+every field into a Lua string. Around each page the server says how many entries the stream has lost
+at its head. With the ordinal of the last entry read, that gives the number lost unread.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from chasqui._core.columns import ColumnBuilder
 from chasqui._core.reply import ReplyError
 from chasqui.errors import ChasquiError
+from chasqui.spark.reading.pacing import ReadPacing
 from chasqui.transport.request import Effect, Plan, Request, commands
 from chasqui.transport.server import exception_for, mapping
-from chasqui.spark.reading.pacing import Pace
 
-#: Behind this id lies everything.
+#: Every entry is behind this id.
 BEGINNING: Final = "0-0"
 #: The most entries between two marks.
 SLICE: Final = 250
-#: No task for fewer rows than this, unless it is asked for.
+#: No task for fewer rows than this, unless minPartitions asks for it.
 WORTH_A_TASK: Final = 1000
 DEFAULT_TASKS: Final = 4
 
@@ -49,8 +49,8 @@ class DataLossError(ChasquiError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a stream: the id of an entry, and how many entries lie between the last mark and
-    it, itself included."""
+    """An entry of a stream: its id, and how many entries there are from behind the last mark up to
+    and including it."""
 
     id: str
     count: int
@@ -66,11 +66,11 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """How far a stream was read: an id, and its ordinal among all entries ever added.
 
-    The ordinal is None where it cannot be known: where entries are deleted out of turn, or on a
-    server that does not count them.
+    The ordinal is None if it is unknown: entries may be deleted anywhere, or the server does not
+    count what it adds.
     """
 
     id: str
@@ -82,8 +82,8 @@ class Walked:
     """What a walk found."""
 
     marks: tuple[Mark, ...]
-    #: Where it ended: the place of the last entry walked over, or of the start.
-    end: Place
+    #: Where it ended: at the last entry walked over, or at the start.
+    end: Position
     #: Entries between the start and the end that were trimmed unread; None if not known.
     lost: int | None
 
@@ -99,18 +99,23 @@ class Walked:
 
 
 def order(entry_id: str) -> tuple[int, int]:
-    """A stream id as something that compares as Redis compares them."""
+    """A stream id in a form that compares as Redis compares ids."""
     ms, _, sequence = entry_id.partition("-")
     return int(ms), int(sequence or 0)
 
 
+def time_of(entry_id: str) -> datetime:
+    """When an entry was added."""
+    return datetime.fromtimestamp(order(entry_id)[0] / 1000, UTC)
+
+
 def before_ms(unix_ms: int) -> str:
-    """The id right before everything that was added at a time or later."""
+    """The id right before the first that can be added at a time."""
     return BEGINNING if unix_ms <= 0 else f"{unix_ms - 1}-{_MAX_SEQUENCE}"
 
 
 def until_ms(unix_ms: int) -> str:
-    """The last id that can have been added at a time or earlier."""
+    """The last id that can be added at a time."""
     return f"{unix_ms}-{_MAX_SEQUENCE}"
 
 
@@ -121,49 +126,49 @@ def full_id(text: str) -> str:
 
 def walk(
     stream: bytes,
-    start: Place,
-    pace: Pace,
+    start: Position,
+    pacing: ReadPacing,
     last: str = "+",
     *,
     most: int | None = None,
     step: int = SLICE,
     counts_loss: bool = True,
 ) -> Plan[Walked]:
-    """Count the entries behind a place, up to an id or `most` of them."""
+    """Count the entries behind a position, up to an id or `most` of them."""
     builder = ColumnBuilder(())
     marks: list[Mark] = []
-    place, ordinal = start.id, start.ordinal
+    reached, ordinal = start.id, start.ordinal
     lost: int | None = 0 if counts_loss and ordinal is not None else None
     left = most if most is not None else 2**53
     while left > 0:
-        size, known = pace.ask(min(left, step)), builder.size
-        words = ("XRANGE", stream, f"({place}", last, "COUNT", size)
+        size, known = pacing.ask(min(left, step)), builder.size
+        words = ("XRANGE", stream, f"({reached}", last, "COUNT", size)
         if lost is None:
             count, newest = yield commands(words, effect=Effect.READ, builder=builder)
         else:
             facts, count, newest = yield from _page_with_facts(stream, words, builder)
             ordinal, lost = _after_trimming(facts, ordinal, lost)
         if count:
-            place = newest.decode()
-            marks.append(Mark(place, count))
+            reached = newest.decode()
+            marks.append(Mark(reached, count))
             if ordinal is not None:
                 ordinal += count
         left -= count
         if count < size:
             break
-        pace.rest(count, builder.size - known)
-    return Walked(tuple(marks), Place(place, ordinal if counts_loss else None), lost)
+        pacing.rest(count, builder.size - known)
+    return Walked(tuple(marks), Position(reached, ordinal if counts_loss else None), lost)
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
     """What the server says about a stream."""
 
-    #: Entries ever added; None if it does not count them.
+    #: Entries ever added; None if the server does not count them.
     added: int | None
     length: int
     last_id: str
-    #: None if it is empty.
+    #: None if the stream is empty.
     first_id: str | None = None
 
     @property
@@ -174,10 +179,10 @@ class _Facts:
 def _page_with_facts(
     stream: bytes, words: tuple[Any, ...], builder: ColumnBuilder
 ) -> Plan[tuple[_Facts, int, Any]]:
-    """A page, and what the server said right then."""
+    """A page, and the facts about the stream at that moment."""
     while True:
         page = commands(words, effect=Effect.READ, builder=builder)
-        # The server asked before and after: if nothing was trimmed between, it was said at once.
+        # Ask before and after: if nothing was trimmed in between, the facts are of one moment.
         replies = yield iter((_info(stream), page, _info(stream)))
         for reply in replies:
             if isinstance(reply, BaseException):
@@ -191,11 +196,11 @@ def _page_with_facts(
 def _after_trimming(
     facts: _Facts, ordinal: int | None, lost: int | None
 ) -> tuple[int | None, int | None]:
-    """The ordinal before a page and what was lost so far, after what was trimmed."""
+    """The ordinal before a page and the entries lost so far, corrected by what was trimmed."""
     trimmed = facts.trimmed
     if trimmed is None or facts.added is None or ordinal is None or lost is None:
         return None, None
-    if facts.added < ordinal:  # the stream was deleted and made anew
+    if facts.added < ordinal:  # the stream was deleted and created again
         return trimmed, None
     if trimmed > ordinal:
         return trimmed, lost + trimmed - ordinal
@@ -221,20 +226,20 @@ def _facts(reply: Any) -> _Facts:
     )
 
 
-def tip(stream: bytes) -> Plan[Place]:
+def tip(stream: bytes) -> Plan[Position]:
     """The end of a stream now."""
     facts = _facts((yield _info(stream)))
-    return Place(facts.last_id, facts.added)
+    return Position(facts.last_id, facts.added)
 
 
-def head(stream: bytes) -> Plan[Place]:
-    """The place right before the first entry that is still there."""
+def head(stream: bytes) -> Plan[Position]:
+    """The position right before the first entry that is left."""
     facts = _facts((yield _info(stream)))
-    return Place(BEGINNING, facts.trimmed)
+    return Position(BEGINNING, facts.trimmed)
 
 
 def oldest(stream: bytes) -> Plan[tuple[str | None, int | None]]:
-    """The id of the first entry that is still there, and how many were before it, if known."""
+    """The id of the first entry that is left, and how many were before it, if known."""
     facts = _facts((yield _info(stream)))
     return facts.first_id, facts.trimmed
 
@@ -242,7 +247,7 @@ def oldest(stream: bytes) -> Plan[tuple[str | None, int | None]]:
 def cut(after: str, marks: Sequence[Mark], most_rows: int, least_parts: int) -> list[Range]:
     """The walked entries as ranges of about the same size, `most_rows` at most.
 
-    With `least_parts` of 0 there are as many as seem worth a task. A mark is never cut in two.
+    With `least_parts=0` there are as many as are worth a task. A mark is never cut in two.
     """
     total = sum(mark.count for mark in marks)
     parts = least_parts or min(DEFAULT_TASKS, max(1, total // WORTH_A_TASK))

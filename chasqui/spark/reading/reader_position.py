@@ -1,87 +1,87 @@
-"""Holds entries of a log back for a streaming query that has a name, while its driver lives."""
+"""Keeps entries of a log from being trimmed before a named streaming query has read them."""
 
 import dataclasses
 import logging
 import threading
 from typing import Final
 
-from chasqui import retention
-from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError
-from chasqui.model.keys import Keys
+from chasqui.managing import retention
 from chasqui.managing.retention import Log
+from chasqui.model.keys import Keys
 from chasqui.spark.connections import open_connection
 from chasqui.spark.options import Options
-from chasqui.spark.reading.ranges import Place
+from chasqui.spark.reading.ranges import Position
+from chasqui.transport.blocking import BlockingConnection
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of a query waits for a word that is on its way.
-_LAST_WORD_S: Final = 5.0
+#: How long a query that ends waits for a report that is in flight.
+_LAST_REPORT_S: Final = 5.0
 
 
-class Hold:
-    """Tells the server how far a query has read, and that it lives.
+class ReaderPosition:
+    """Reports to the server how far a query has read, and that it is alive.
 
-    What the server does not take is logged, and the query goes on: it fails if it loses something.
-    A query that ends says nothing: its hold ends with its lease, and the next one may begin before.
+    A report that fails is logged, and the query goes on: it fails once it loses entries. A query
+    that ends sends no last report: its lease expires, and the next run may begin before that.
     """
 
     def __init__(self, options: Options) -> None:
         assert options.reader is not None
         self._name = options.reader
-        # It writes, so it asks the primary.
+        # Reports are writes, so they go to the primary.
         self._options = dataclasses.replace(options, read_from="primary")
         self._connections: dict[str, BlockingConnection] = {}
-        self._places: dict[str, Place] = {}
-        self._complaint = ""
+        self._positions: dict[str, Position] = {}
+        self._last_error = ""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def read_up_to(self, queue: str, place: Place) -> None:
-        """Nothing up to this place will be read again."""
-        if self._places.get(queue) == place:
+    def read_up_to(self, queue: str, position: Position) -> None:
+        """Report that nothing up to this position will be read again."""
+        if self._positions.get(queue) == position:
             return
         if queue not in self._connections:
             self._connections[queue] = open_connection(self._options, queue)
-        self._places[queue] = place
-        self._say(queue)
+        self._positions[queue] = position
+        self._report(queue)
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._say_for_ever, name="chasqui-hold", daemon=True
+                target=self._report_for_ever, name="chasqui-reader", daemon=True
             )
             self._thread.start()
 
     def close(self) -> None:
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(_LAST_WORD_S)
+            self._thread.join(_LAST_REPORT_S)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
 
-    def _say_for_ever(self) -> None:
+    def _report_for_ever(self) -> None:
         while not self._stopping.wait(self._options.reader_lease / 3):
-            for queue in tuple(self._places):
-                self._say(queue)
+            for queue in tuple(self._positions):
+                self._report(queue)
 
-    def _say(self, queue: str) -> None:
-        place = self._places[queue]
+    def _report(self, queue: str) -> None:
+        position = self._positions[queue]
         log = {"events": Log.events, "history": Log.history}[self._options.table]
-        word = retention.reading(
+        report = retention.reading(
             log(Keys(queue)),
             self._name,
-            place.id,
-            place.ordinal,
+            position.id,
+            position.ordinal,
             lease_ms=int(self._options.reader_lease * 1000),
             hold=self._options.reader_hold,
         )
         try:
-            self._connections[queue].run(word)
-            self._complaint = ""
+            self._connections[queue].run(report)
+            self._last_error = ""
         except ChasquiError as error:
-            if str(error) != self._complaint and not self._stopping.is_set():
-                self._complaint = str(error)
+            if str(error) != self._last_error and not self._stopping.is_set():
+                self._last_error = str(error)
                 text = "queue %s: nothing is held back for the reader %s: %s"
                 fields = {"queue": queue, "reader": self._name}
                 logger.warning(text, queue, self._name, error, extra=fields)

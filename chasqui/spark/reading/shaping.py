@@ -1,4 +1,4 @@
-"""Rows of jobs: payloads in the shape that was asked for, what cannot be read kept aside."""
+"""Rows of jobs: payloads in the shape that the options ask for, and what cannot be read."""
 
 import base64
 import json
@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from chasqui._core.typed import unpack_column
 from chasqui.errors import ChasquiError, PayloadError
 from chasqui.model.payload import decode
-from chasqui.spark.payload_types import array_of, shape_of
 from chasqui.spark.options import Options
+from chasqui.spark.payload_types import array_of, shape_of
 from chasqui.spark.schemas import PAYLOADS, arrow_schema
 
 _ANY_SIZE = 1 << 40
@@ -32,18 +32,18 @@ class Corrupt(NamedTuple):
 
 @dataclass(slots=True)
 class JobRows:
-    """Rows that were read and not yet shaped."""
+    """Rows that were read and are not shaped yet."""
 
     size: int
-    #: Columns that are as they shall be.
+    #: Finished columns.
     arrays: dict[str, Any]
-    #: Binary; null where there is none.
+    #: Binary; null for a row without payload.
     payloads: Any = None
-    #: Binary: what each row was read from. Needed where payloads are decoded.
+    #: Binary: what each row was read from. Needed if payloads are decoded.
     envelopes: Any = None
     #: By row, what could not be read.
     corrupt: dict[int, Corrupt] = field(default_factory=dict)
-    #: By row, where a job overrides something.
+    #: By row, the retry settings of jobs that have some.
     retries: Mapping[int, Any] = field(default_factory=dict)
 
     def spoil(self, row: int, reason: str) -> None:
@@ -70,12 +70,12 @@ class Shaper:
         self,
         queue: str,
         rows: JobRows,
-        place: Callable[[int], str],
+        locate: Callable[[int], str],
         wanted: list[bool] | None = None,
     ) -> Any:
-        """The rows as a record batch, or those of them that are `wanted`.
+        """The rows as a record batch, or those that are `wanted`.
 
-        `place` says where a row was, for an error.
+        `locate` says which entry a row is, for an error.
         """
         arrays = dict(rows.arrays)
         if self._payload in self.schema.names:  # first: it may find more that is corrupt
@@ -86,7 +86,7 @@ class Shaper:
         if rows.corrupt and self._parse_mode == "FAILFAST":
             first = min(rows.corrupt)
             raise CorruptEntryError(
-                f"an entry of {self._table} of queue {queue!r} cannot be read: {place(first)}: "
+                f"an entry of {self._table} of queue {queue!r} cannot be read: {locate(first)}: "
                 f"{rows.corrupt[first].reason}"
             )
         for column in self.schema:

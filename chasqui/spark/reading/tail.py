@@ -1,9 +1,9 @@
-"""Events, history or dead jobs as a stream: an offset is an id, and the ordinal that counts losses.
+"""Events, history or dead jobs as a stream: an offset is an id, and an ordinal to count losses.
 
 An offset is JSON such as `{"orders": {"id": "1794-3", "n": 812345, "since": 40}}`. Reading between
-two offsets is stateless and repeatable while the entries are kept; what was trimmed unread is
-counted exactly, since the events stream is only ever trimmed at its head. Dead jobs may be deleted
-anywhere, so for them there is no ordinal and no count.
+two offsets is stateless, and repeatable while the entries are kept. Entries that were trimmed
+unread are counted exactly, because these streams are only trimmed at their head. Dead jobs may be
+deleted anywhere, so the table dlq has no ordinal and no count.
 """
 
 import json
@@ -21,22 +21,22 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui.blocking import BlockingConnection
 from chasqui.model.keys import Keys
-from chasqui.spark import ranges
-from chasqui.spark.reading.reader_position import Hold
 from chasqui.spark.connections import check_history, open_connection, queues_of
 from chasqui.spark.options import LOGS, OptionError, Options
-from chasqui.spark.reading.pacing import Pace
+from chasqui.spark.reading import ranges
+from chasqui.spark.reading.pacing import ReadPacing
 from chasqui.spark.reading.pages import StreamPart, read_stream, stream_of
-from chasqui.spark.reading.ranges import DataLossError, Mark, Place, Walked
+from chasqui.spark.reading.ranges import DataLossError, Mark, Position, Walked
+from chasqui.spark.reading.reader_position import ReaderPosition
 from chasqui.spark.schemas import check_subset
+from chasqui.transport.blocking import BlockingConnection
 
 logger = logging.getLogger(__name__)
 
-#: Per queue: id, n (the ordinal), since (the ordinal that the query began at), lost (found so far).
-#: What is not known is left out. `n - since` entries were to be read up to here: what is missing
-#: from the rows that were is exactly what was trimmed, be it before planning or after.
+#: Per queue: id, n (the ordinal), since (the ordinal at which the query began), lost (so far).
+#: Unknown fields are left out. The query should have read `n - since` entries up to here: if it has
+#: read fewer rows, exactly those were trimmed, before or after planning.
 Offset: TypeAlias = dict[str, dict[str, Any]]
 
 
@@ -52,26 +52,26 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         self._initial: Offset | None = None
         self._targets: dict[str, str] | None = None
         self._marks: dict[tuple[str, str, str], tuple[Mark, ...]] = {}
-        #: Per queue the walk over the batch after this one, done while Spark works on this one.
-        self._ahead: dict[str, tuple[Place, int, Future[Walked]]] = {}
+        #: Per queue the walk over the next batch, made while Spark computes this one.
+        self._ahead: dict[str, tuple[Position, int, Future[Walked]]] = {}
         self._walker: ThreadPoolExecutor | None = None
-        self._hold: Hold | None = None
+        self._reader_position: ReaderPosition | None = None
         self._waiting_since_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        of_the_driver = dict.fromkeys(("_hold", "_walker"))
-        return {**self.__dict__, "_connections": {}, "_marks": {}, "_ahead": {}, **of_the_driver}
+        only_on_driver = dict.fromkeys(("_reader_position", "_walker"))
+        return {**self.__dict__, "_connections": {}, "_marks": {}, "_ahead": {}, **only_on_driver}
 
     # ── What Spark calls on the driver ──────────────────────────────────────────────────────────
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins. Asked for twice, answered the same."""
+        """Where a new query begins. Spark asks twice and must get the same answer."""
         if self._initial is None:
             check_history(self._options, self._all())
             self._initial = {}
             for queue in self._all():
-                place = self._start(queue)
-                self._initial[queue] = _written(place, {"since": place.ordinal})
+                position = self._start(queue)
+                self._initial[queue] = _written(position, {"since": position.ordinal})
             self._read_up_to(self._initial)
         return self._initial
 
@@ -82,7 +82,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         self._targets = {queue: self._tip(queue).id for queue in self._all()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """The end of the next batch; the start itself if there is none to be had."""
+        """The end of the next batch; the start if there is no batch yet."""
         self._read_up_to(start)
         queues = self._all()
         most: int | None = None
@@ -92,13 +92,15 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         self._marks.clear()
         count = 0
         for queue in queues:
-            place, known = self._place(queue, start)
-            walked = self._plan(queue, place, (self._targets or {}).get(queue, "+"), most)
+            position, known = self._position(queue, start)
+            walked = self._plan(queue, position, (self._targets or {}).get(queue, "+"), most)
             if not walked.marks:
                 continue
-            lost = known.get("lost", 0) + self._judge(queue, walked)
+            lost = known.get("lost", 0)
+            if self._counts_loss and walked.lost != 0:
+                lost += self._lose(queue, walked.lost)
             end[queue] = _written(walked.end, {"since": known.get("since"), "lost": lost or None})
-            self._marks[queue, place.id, walked.end.id] = walked.marks
+            self._marks[queue, position.id, walked.end.id] = walked.marks
             count += walked.count
         if self._should_wait(count):
             return start
@@ -118,8 +120,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             if after == last:
                 continue
             marks = self._marks.get((queue, after, last))
-            if marks is None:  # the batch of an earlier life of the query
-                walked = self._walk(queue, Place(after, None), last, None)
+            if marks is None:  # an earlier driver planned this batch
+                walked = self._walk(queue, Position(after, None), last, None)
                 marks = walked.marks
                 self._check_replay(queue, start.get(queue), until, walked.count)
             parts += [
@@ -138,16 +140,16 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        if self._hold is not None:
-            self._hold.close()
-            self._hold = None
+        if self._reader_position is not None:
+            self._reader_position.close()
+            self._reader_position = None
 
-    # ── What it calls in the tasks ──────────────────────────────────────────────────────────────
+    # ── What Spark calls in the tasks ───────────────────────────────────────────────────────────
 
     def read(self, partition: InputPartition) -> Any:
         return read_stream(partition, self._options, self._schema)
 
-    # ── Places ──────────────────────────────────────────────────────────────────────────────────
+    # ── Positions ───────────────────────────────────────────────────────────────────────────────
 
     def _all(self) -> tuple[str, ...]:
         if self._queues is None:
@@ -166,14 +168,14 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
     def _counts_loss(self) -> bool:
         return self._options.table in LOGS
 
-    def _tip(self, queue: str) -> Place:
-        place: Place = self._run(queue, ranges.tip(self._stream(queue)))
-        return place if self._counts_loss else Place(place.id, None)
+    def _tip(self, queue: str) -> Position:
+        position: Position = self._run(queue, ranges.tip(self._stream(queue)))
+        return position if self._counts_loss else Position(position.id, None)
 
-    def _start(self, queue: str) -> Place:
+    def _start(self, queue: str) -> Position:
         """Where a new query begins to read a queue."""
         options = self._options
-        head: Place = self._run(queue, ranges.head(self._stream(queue)))
+        head: Position = self._run(queue, ranges.head(self._stream(queue)))
         if self._counts_loss and head.ordinal is None and options.fail_on_data_loss:
             raise OptionError(
                 "this server does not count the entries ever added (Redis and Valkey do from 7.0 "
@@ -188,37 +190,37 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         else:
             behind = ranges.full_id(json.loads(options.starting_offsets).get(queue, "0"))
         if behind == ranges.BEGINNING or not self._counts_loss or head.ordinal is None:
-            return Place(behind, head.ordinal if self._counts_loss else None)
-        # Counted from the first entry on: that gives the ordinal of a place in the middle.
+            return Position(behind, head.ordinal if self._counts_loss else None)
+        # The count from the first entry gives the ordinal of a position in the middle.
         passed = self._walk(queue, head, behind, None)
-        return Place(behind, passed.end.ordinal)
+        return Position(behind, passed.end.ordinal)
 
-    def _place(self, queue: str, start: Offset) -> tuple[Place, dict[str, Any]]:
-        """Where a queue was read up to, and its offset."""
+    def _position(self, queue: str, start: Offset) -> tuple[Position, dict[str, Any]]:
+        """How far a queue was read, and its offset."""
         known = start.get(queue)
-        if known is None:  # it is new among the queues of a pattern
-            head: Place = self._run(queue, ranges.head(self._stream(queue)))
+        if known is None:  # a new queue that matches the pattern
+            head: Position = self._run(queue, ranges.head(self._stream(queue)))
             return head, {"since": head.ordinal}
-        return Place(known["id"], known.get("n")), known
+        return Position(known["id"], known.get("n")), known
 
     def _read_up_to(self, start: Offset) -> None:
-        """Spark begins its next batch here, so all before it is committed."""
+        """Report the start of Spark's next batch: all before it is committed."""
         if self._options.reader is None:
             return
-        if self._hold is None:
-            self._hold = Hold(self._options)
+        if self._reader_position is None:
+            self._reader_position = ReaderPosition(self._options)
         for queue, known in start.items():
-            self._hold.read_up_to(queue, Place(known["id"], known.get("n")))
+            self._reader_position.read_up_to(queue, Position(known["id"], known.get("n")))
 
-    def _plan(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
-        """The walk over the next batch, which may have been done ahead, or a part of it."""
+    def _plan(self, queue: str, position: Position, last: str, most: int | None) -> Walked:
+        """The walk over the next batch; some or all of it may have been made ahead."""
         start, limit, walking = self._ahead.pop(queue, (None, None, None))
-        if walking is not None and (start, limit) == (place, most):
+        if walking is not None and (start, limit) == (position, most):
             walked = walking.result()
             if most is not None and walked.count < most:
                 walked += self._walk(queue, walked.end, last, most - walked.count)
         else:
-            walked = self._walk(queue, place, last, most)
+            walked = self._walk(queue, position, last, most)
         if walked.count == most:  # there is more
             if self._walker is None:
                 self._walker = ThreadPoolExecutor(1, "chasqui-walk")
@@ -226,7 +228,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             self._ahead[queue] = (walked.end, most, going)
         return walked
 
-    def _walk(self, queue: str, place: Place, last: str, most: int | None) -> Walked:
+    def _walk(self, queue: str, position: Position, last: str, most: int | None) -> Walked:
         options = self._options
         rows = most if most is not None else options.max_offsets_per_trigger
         step = ranges.step_for(rows, options.min_partitions, options.max_records_per_partition)
@@ -234,8 +236,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
             queue,
             ranges.walk(
                 self._stream(queue),
-                place,
-                Pace(options, is_alone=True),
+                position,
+                ReadPacing(options, is_alone=True),
                 last,
                 most=most,
                 step=step,
@@ -246,13 +248,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
 
     # ── Losses ──────────────────────────────────────────────────────────────────────────────────
 
-    def _judge(self, queue: str, walked: Walked) -> int:
-        """How many entries were lost unread; raises if the query may not go on then."""
-        if not self._counts_loss or walked.lost == 0:
-            return 0
-        return self._lose(queue, walked.lost)
-
     def _lose(self, queue: str, lost: int | None) -> int:
+        """How many entries were lost unread; DataLossError if the query must fail then."""
         if self._options.fail_on_data_loss:
             raise DataLossError(queue, self._options.table, lost)
         fields = {"queue": queue, "missed": lost}
@@ -268,7 +265,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
     def _check_replay(
         self, queue: str, start: dict[str, Any] | None, end: dict[str, Any], found: int
     ) -> None:
-        """A batch of an earlier life must hold what it held then."""
+        """Check that a batch which an earlier driver planned still has its entries."""
         if start is None or "n" not in start or "n" not in end or not self._counts_loss:
             return
         lost_in_it = end.get("lost", 0) - start.get("lost", 0)
@@ -284,6 +281,6 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: 
         return waited_s < options.max_trigger_delay
 
 
-def _written(place: Place, more: dict[str, int | None] | None = None) -> dict[str, Any]:
-    offset = {"id": place.id, "n": place.ordinal, **(more or {})}
+def _written(position: Position, more: dict[str, int | None] | None = None) -> dict[str, Any]:
+    offset = {"id": position.id, "n": position.ordinal, **(more or {})}
     return {name: value for name, value in offset.items() if value is not None}

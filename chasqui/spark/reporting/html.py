@@ -6,11 +6,11 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from chasqui.spark import plots
-from chasqui.spark.reporting.plots import Series, Timeline
 from chasqui.model.words import count, duration
+from chasqui.spark.reporting import plots
+from chasqui.spark.reporting.plots import Series, Timeline
 
-#: Losses that have a sentence of their own.
+#: The most losses that get a sentence each.
 _MOST_LOSSES: Final = 5
 _SAMPLES: Final = 3
 _ID_CHARS: Final = 60
@@ -29,7 +29,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def _document(title: str, body: str) -> str:
-    style = resources.files("chasqui.spark").joinpath("report.css").read_text(encoding="utf-8")
+    style = (resources.files(__package__) / "report.css").read_text(encoding="utf-8")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}: '
         'report</title><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -52,17 +52,17 @@ def _heading(report: dict[str, Any]) -> str:
 
 
 def _notes(report: dict[str, Any]) -> str:
-    told = "".join(f"<p>{escape(one)}</p>" for one in missing(report))
-    return f"<div class=note role=note>{told}</div>" if told else ""
+    notes = "".join(f"<p>{escape(one)}</p>" for one in missing(report))
+    return f"<div class=note role=note>{notes}</div>" if notes else ""
 
 
 def missing(report: dict[str, Any]) -> list[str]:
-    """What the events of a report lack, in sentences."""
+    """Which events a report lacks, in sentences."""
     return [*_horizon(report), *_losses(report)]
 
 
 def _horizon(report: dict[str, Any]) -> Iterable[str]:
-    """Where events do not go back as far as was asked for, or as there were some."""
+    """Queues whose events do not go back to `since`, or to their first event."""
     since, names = report["since"], len(report["kept"]) > 1
     for one in report["kept"]:
         events, trimmed = f"Events of {one['queue']}" if names else "Events", one["trimmed"]
@@ -267,7 +267,7 @@ def _signatures(
 
 
 def _sample(job_id: str) -> str:
-    """An id that may be any text is cut where it would fill the page."""
+    """An id, which may be any text; a long one is cut."""
     if len(job_id) <= _ID_CHARS:
         return f"<code>{escape(job_id)}</code>"
     return f'<code title="{escape(job_id)}">{escape(job_id[:_ID_CHARS])}…</code>'
@@ -293,8 +293,8 @@ def _dead(report: dict[str, Any]) -> str:
     title, found = "Dead-letter queue", report["dlq"]
     if found is None:
         why = report.get("dlq_unknown")
-        told = f"Not known: {why}." if why else "Not known: no server was asked."
-        return _section(title, "", f"<p>{escape(told)}</p>")
+        text = f"Not known: {why}." if why else "Not known: no server was asked."
+        return _section(title, "", f"<p>{escape(text)}</p>")
     if not found["jobs"]:
         return _section(title, "", "<p>Empty.</p>")
     kinds = ", ".join(f"{row['jobs']:,} {row['reason'] or 'unknown'}" for row in found["reasons"])
@@ -311,7 +311,7 @@ def _dead(report: dict[str, Any]) -> str:
 
 
 def _numbers(report: dict[str, Any]) -> str:
-    """What the plots show, for those who cannot see them."""
+    """The numbers of the plots, for readers who cannot see them."""
     columns = [("window", ""), ("completed", "n"), ("failed", "n"), ("retried", "n"), ("dead", "n")]
     columns += [("wait p95", "n"), ("run p95", "n")]
     rows = (
@@ -359,6 +359,6 @@ def _moment(text: str) -> str:
 
 
 def _between(first: str, last: str, word: str = " to ") -> str:
-    """Two moments; the day of the second where it is another."""
+    """Two times; the second with its day if that is another."""
     same_day = first[:10] == last[:10]
     return f"{_moment(first)}{word}{last[11:19] if same_day else _moment(last)}"

@@ -1,7 +1,7 @@
 """Plots of a report: SVG that stretches with the page, and HTML around it that does not.
 
-A plot has one column per window, from the first to the last, those without events included. Text,
-bands and what is shown under the pointer are HTML, so they keep their size on a narrow screen.
+A plot has one column per window, also for windows without events. Text, bands and tips are HTML, so
+they keep their size on a narrow screen.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Say: TypeAlias = Callable[[float], str]
 _HEIGHT: Final = 100.0
 _TIME_TICKS: Final = 8
 _VALUE_TICKS: Final = 5
-#: Beyond, the text of a tick would stick out.
+#: Beyond this share of the width, the text of a tick would stick out.
 _LAST_TICK: Final = 0.94
 _DAY_S: Final = 86_400
 _YEAR_S: Final = 365 * _DAY_S
@@ -31,8 +31,7 @@ _STEPS_S: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values per window, None where there is none, and how they are drawn: a class of the style
-    sheet."""
+    """Values per window, or None; `style` is a class of the style sheet."""
 
     name: str
     style: str
@@ -57,7 +56,7 @@ class Timeline:
         return round((_unix_s(start) - self._first_s) / self.window_s)
 
     def values(self, name: str, scale: int = 1) -> list[float | None]:
-        """A number of each window; None where there were no events, or none of which it is made."""
+        """A number of each window; None if the window has no events that it is made of."""
         return [
             None if row is None or row.get(name) is None else row[name] * scale for row in self.rows
         ]
@@ -103,7 +102,7 @@ class Timeline:
 
 
 def clock(unix_s: float, span_s: float, step_s: float = 1) -> str:
-    """A moment on an axis that is so long: its time, and its day where that is news."""
+    """A time on an axis of this length: the time of day, and the day if it is needed."""
     moment = datetime.fromtimestamp(unix_s, UTC)
     day = f"{moment:%b %Y}" if span_s > _YEAR_S else f"{moment.day} {moment:%b}"
     if step_s >= _DAY_S:
@@ -119,9 +118,9 @@ def clock(unix_s: float, span_s: float, step_s: float = 1) -> str:
 
 
 def bars(line: Timeline, series: list[Series]) -> str:
-    """Counts per window; those of the second series on are parts of the first, side by side in it.
+    """Counts per window. The other series are parts of the first, side by side inside its bar.
 
-    Below windows with events is a line: where it is missing, nothing is known to have happened.
+    A base line marks the windows that have events.
     """
     step, top = _whole_steps(_most(series))
     drawn = _bars(series[0], 0.06, 0.88, top)
@@ -143,13 +142,13 @@ def _bars(series: Series, left: float, width: float, top: float) -> str:
 
 
 def durations(line: Timeline, series: list[Series]) -> str:
-    """Microseconds per window, as lines that are interrupted where there were no events."""
+    """Microseconds per window, as lines with gaps where there were no events."""
     step, top = _time_steps(_most(series))
     return _plot(line, series, _paths(series, top), (step, top, _time), duration)
 
 
 def heat(line: Timeline, cells: list[dict[str, Any]]) -> str:
-    """Runs by window and duration: a row is from 1, 2, 5, 10, … on."""
+    """Runs by window and duration: rows begin at 1, 2, 5, 10, … microseconds."""
     low, high = (pick(cell["from_us"] for cell in cells) for pick in (min, max))
     edges = _edges(low, high)
     most = max(cell["runs"] for cell in cells)
@@ -171,10 +170,10 @@ def heat(line: Timeline, cells: list[dict[str, Any]]) -> str:
         if is_short or str(edge)[0] == "1"
     )
     size = f'style="height:{max(8, 1.15 * (len(edges) - 1)):.1f}rem"'
-    told = f"Runs by time and length, from {duration(low)} to {duration(edges[-1])}"
+    label = f"Runs by time and length, from {duration(low)} to {duration(edges[-1])}"
     return (
         f"<div class=plot><div class=y aria-hidden=true>{labels}</div><div class=area {size}>"
-        f"{_svg(line, told, ''.join(parts), 'heat')}{line.bands()}</div>{line.ticks()}</div>"
+        f"{_svg(line, label, ''.join(parts), 'heat')}{line.bands()}</div>{line.ticks()}</div>"
     )
 
 
@@ -188,34 +187,34 @@ def _plot(
     axis: tuple[float, float, Say],
     say: Say,
 ) -> str:
-    step, top, label = axis
+    step, top, tick_text = axis
     ticks = [i * step for i in range(round(top / step) + 1)]
     labels = "".join(
-        f'<span style="bottom:{100 * tick / top:.2f}%">{label(tick)}</span>' for tick in ticks
+        f'<span style="bottom:{100 * tick / top:.2f}%">{tick_text(tick)}</span>' for tick in ticks
     )
     grid = "".join(f"M0 {_y(tick, top)}H{line.count}" for tick in ticks)
     svg = f'<path class=grid d="{grid}"/>{drawn}'
-    told = "; ".join(_told(one, line, say) for one in series)
+    label = "; ".join(_summary(one, line, say) for one in series)
     tips = "".join(
         f"<div><span>{title}: {_tip(series, line, i, say)}</span></div>"
         for i, title in enumerate(line.titles)
     )
     return (
         f"<div class=plot><div class=y aria-hidden=true>{labels}</div><div class=area>"
-        f"{_svg(line, told, svg)}{line.bands()}"
+        f"{_svg(line, label, svg)}{line.bands()}"
         f"<div class=tips aria-hidden=true>{tips}</div></div>{line.ticks()}</div>"
     )
 
 
-def _svg(line: Timeline, told: str, content: str, style: str = "") -> str:
+def _svg(line: Timeline, label: str, content: str, style: str = "") -> str:
     named = f' class="{style}"' if style else ""
     return (
         f'<svg{named} viewBox="0 0 {line.count} 100" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(told)}">{content}</svg>'
+        f'aria-label="{escape(label)}">{content}</svg>'
     )
 
 
-def _told(series: Series, line: Timeline, say: Say) -> str:
+def _summary(series: Series, line: Timeline, say: Say) -> str:
     known = [(value, i) for i, value in enumerate(series.values) if value is not None]
     if not known:
         return f"{series.name}: nothing known"
@@ -236,7 +235,7 @@ def _tip(series: list[Series], line: Timeline, column: int, say: Say) -> str:
 
 
 def _paths(series: list[Series], top: float) -> str:
-    """A line per series, interrupted where there is nothing; a dot for a value that is alone."""
+    """A line per series, with gaps; a dot for a value without neighbours."""
     parts = []
     for one in series:
         line, dots = "", ""
@@ -268,20 +267,20 @@ def _most(series: list[Series]) -> float:
 
 
 def _whole_steps(most: float) -> tuple[float, float]:
-    """A round step for an axis of counts, and where it ends."""
+    """A round step for an axis of counts, and the axis's end."""
     step = next(step for step in _edges(1, 10**18) if most / step <= _VALUE_TICKS)
     return step, max(step, -(-most // step) * step)
 
 
 def _time_steps(most_us: float) -> tuple[float, float]:
-    """The same for an axis of durations: in units that people count in."""
+    """A round step for an axis of durations, in the units of time, and the axis's end."""
     steps = (*_edges(1, 500_000), *(1_000_000 * step for step in _STEPS_S))
     step = next((step for step in steps if most_us / step <= _VALUE_TICKS), steps[-1])
     return step, max(step, -(-most_us // step) * step)
 
 
 def _edges(low: int, high: int) -> list[int]:
-    """1, 2, 5, 10, …: from one of them up to the one behind another."""
+    """1, 2, 5, 10, …: from `low` up to the first that is above `high`."""
     edges = [low]
     while edges[-1] <= high:
         edges.append(edges[-1] * 5 // 2 if str(edges[-1])[0] == "2" else edges[-1] * 2)
@@ -289,7 +288,7 @@ def _edges(low: int, high: int) -> list[int]:
 
 
 def _short(value: float) -> str:
-    """A round number, as short as an axis wants it."""
+    """A round number in short form, for an axis."""
     for least, size, unit in ((10**9, 10**9, "bn"), (10**6, 10**6, "M"), (10**4, 1000, "k")):
         if value >= least:
             return f"{value / size:g} {unit}"

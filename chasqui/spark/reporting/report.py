@@ -1,7 +1,7 @@
-"""The report: everything a person wants to know of a day of jobs, as data.
+"""The report: what you want to know about a day of jobs, as data.
 
-`gather` computes, `chasqui.spark.reporting.html` draws. The data are plain values, so the same report is
-JSON. What the events cannot tell, since they were trimmed, is a part of the report.
+`gather` computes it, html.py draws it. The data are plain values, so the report is also JSON. It
+says which events are missing because they were trimmed.
 """
 
 import math
@@ -15,30 +15,31 @@ from pyspark.sql import functions as F
 
 from chasqui.errors import ChasquiError
 from chasqui.model.keys import Keys
-from chasqui.spark import ranges, rollups
-from chasqui.spark.archiving.archive import read_archive, read_losses
+from chasqui.spark.api import read
+from chasqui.spark.archiving.archive import entry_order, read_archive, read_losses
 from chasqui.spark.connections import check_queues, connected, queues_of
-from chasqui.spark.options import OptionError
+from chasqui.spark.options import OptionError, Options
+from chasqui.spark.reading import ranges
+from chasqui.spark.reporting import rollups
 from chasqui.spark.reporting.signatures import triage
-from chasqui.spark.api import of_server, read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Columns of the plots: so many windows at most.
+#: The most windows, which are the columns of the plots.
 WINDOWS: Final = 120
 _NICE_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 86_400)
 _MOST_NAMES: Final = 15
 _MOST_SIGNATURES: Final = 20
-#: What a report reads of dead jobs: their payloads it does without.
+#: The columns of dead jobs that a report reads; not their payloads.
 _DEAD: Final = ("queue", "entry_id", "entry_ts", "job_id", "name", "reason", "detail", "error")
 
 _NOTHING: Final[dict[str, Any]] = {"window_s": None, "timeline": []}
 
-#: Per queue: `first`, when the first event was that is still there (None: there is none), and
-#: `trimmed`, how many there were before it (None: nobody knows).
+#: Per queue: `first`, the time of the first event that is left (None: there is none), and
+#: `trimmed`, how many there were before it (None: unknown).
 Kept: TypeAlias = dict[str, Any]
-#: Is told which step comes next, in a few words.
+#: Called before each step with its name, in a few words.
 Step: TypeAlias = Callable[[str], object]
 
 
@@ -50,9 +51,9 @@ def report_queue(
     on_step: Step = str,
     **options: Any,
 ) -> dict[str, Any]:
-    """The report over what the server has now of a queue, or of several, with commas.
+    """The report on what the server has now of a queue, or of several, with commas.
 
-    Events that are trimmed while they are read are counted, and told of. `options` name the server.
+    Events that are trimmed while they are read are counted and reported. `options` name the server.
     `on_step` is called with a few words before each step.
     """
     on_step("reading events")
@@ -65,9 +66,9 @@ def report_queue(
 def events_now(
     spark: "SparkSession", queue: str, *, since: datetime | None = None, **options: Any
 ) -> Iterator[tuple["DataFrame", dict[str, Any]]]:
-    """All events that the server has now, read and cached, and what is missing of them.
+    """All events that the server has now, cached, and which are missing.
 
-    The latter is the part of a report that `chasqui.spark.reporting.html.missing` tells in sentences.
+    `html.missing` puts the latter, a part of a report, into sentences.
     """
     start = None if since is None else int(since.timestamp() * 1000)
     kept = kept_events(queue, **options)
@@ -91,12 +92,12 @@ def report_archive(
     on_step: Step = str,
     **options: Any,
 ) -> dict[str, Any]:
-    """The report over archived events. `options` name the server that is asked for dead jobs.
+    """The report on archived events. `options` name the server that is asked for dead jobs.
 
-    If that cannot be reached, or does not have the queue, the report says that nobody knows.
+    If it cannot be reached, or does not have the queue, the report says why they are unknown.
     """
     on_step("reading the archive")
-    names = of_server({**options, "queue": queue}).queue
+    names = Options.of_server({**options, "queue": queue}).queue
     every = read_archive(spark, archive).where(F.col("queue").isin(*names))
     events, kept = every, list[Kept]()
     if since is not None:
@@ -115,8 +116,8 @@ def report_archive(
 def _split(archived: "DataFrame", since: datetime) -> tuple["DataFrame", "DataFrame"]:
     """The events since then, and the queues that have older ones.
 
-    Days are folders, so of days long before then nothing is read but that they are there. A day is
-    one of the session that wrote it: the days next to it may be of that time too.
+    Days are folders, so of days long before then only the names are read. A day is in the time zone
+    of the session that wrote it, so the days next to `since` are read too.
     """
     day = _utc(since).date()
     is_near = F.col("date") >= F.lit(day - timedelta(days=1))
@@ -127,9 +128,9 @@ def _split(archived: "DataFrame", since: datetime) -> tuple["DataFrame", "DataFr
 
 
 def why_unknown(queue: str, **options: Any) -> str | None:
-    """Why the server cannot tell of these queues; None if it can."""
+    """Why the server does not know these queues; None if it does."""
     try:
-        checked = of_server({**options, "queue": queue})
+        checked = Options.of_server({**options, "queue": queue})
         check_queues(checked, checked.queue)
     except (ChasquiError, OptionError) as error:
         return str(error)
@@ -138,12 +139,12 @@ def why_unknown(queue: str, **options: Any) -> str | None:
 
 def kept_events(queue: str, **options: Any) -> list[Kept]:
     """Which events of a queue, or of several with commas, its server still has."""
-    checked = of_server({**options, "queue": queue})
+    checked = Options.of_server({**options, "queue": queue})
     kept = []
     for name in queues_of(checked):
         with connected(checked, name) as connection:
             first, trimmed = connection.run(ranges.oldest(Keys(name).events))
-        moment = None if first is None else _moment(first)
+        moment = None if first is None else ranges.time_of(first)
         kept.append({"queue": name, "first": moment, "first_id": first, "trimmed": trimmed})
     return kept
 
@@ -157,10 +158,10 @@ def gather(
     since: datetime | None = None,
     on_step: Step = str,
 ) -> dict[str, Any]:
-    """The report over events and, if a dlq table is given, over that.
+    """The report on events and, if `dead` is given, on that dlq table.
 
-    `losses` are rows as `read_losses` gives them. With `kept`, of `kept_events`, and `since`, what
-    was asked for, the report tells where its events do not reach back as far.
+    `losses` are rows of `read_losses`. With `kept`, from `kept_events`, and `since`, the report
+    says which queues have no events from so far back.
     """
     if losses is not None and not isinstance(losses, Iterable):
         losses = [row.asDict() for row in losses.collect()]
@@ -221,7 +222,7 @@ def _gather(
 def _trimmed_meanwhile(
     events: "DataFrame", before: list[Kept], after: list[Kept], since: datetime | None
 ) -> list[dict[str, Any]]:
-    """What was trimmed between two looks, and is not among the events that were read between."""
+    """Events that were trimmed between two looks, and were not read in between."""
     losses = []
     for was, now in zip(before, after, strict=True):
         if was["trimmed"] is None or now["trimmed"] == was["trimmed"] or was["first"] is None:
@@ -229,11 +230,12 @@ def _trimmed_meanwhile(
         end = now["first"] or datetime.now(UTC)
         if since is not None and end <= since:
             continue
-        lost = None  # what lies between the first event and `since` is not counted
+        lost = None  # events between the first one and `since` are not counted
         if since is None or since <= was["first"]:
             mine = events.where(F.col("queue") == was["queue"])
             if now["first_id"] is not None:
-                mine = mine.where(_order(F.col("entry_id")) < _order(F.lit(now["first_id"])))
+                first = F.lit(now["first_id"])
+                mine = mine.where(entry_order("entry_id") < entry_order(first))
             lost = now["trimmed"] - was["trimmed"] - mine.count()
         if lost != 0:
             start = was["first"] if since is None else max(since, was["first"])
@@ -246,16 +248,16 @@ def _trimmed_meanwhile(
 def _lacks(
     losses: Iterable[Mapping[str, Any]], kept: Iterable[Kept], since: datetime | None
 ) -> dict[str, Any]:
-    """The part of a report that tells what is missing."""
+    """The part of a report that says what is missing."""
     names = ("queue", "first", "trimmed")
     rows = [{name: _plain(one[name]) for name in names} for one in kept]
     queues = [row["queue"] for row in rows]
     return {
-        "queues": queues, "since": _plain(since), "kept": rows, "losses": _told(losses, since),
+        "queues": queues, "since": _plain(since), "kept": rows, "losses": _since(losses, since),
     }  # fmt: skip
 
 
-def _told(losses: Iterable[Mapping[str, Any]], since: datetime | None) -> list[dict[str, Any]]:
+def _since(losses: Iterable[Mapping[str, Any]], since: datetime | None) -> list[dict[str, Any]]:
     """The losses of the time that was asked for, in order."""
     names = ("queue", "after_ts", "before_ts", "lost")
     rows = [{name: _plain(row[name]) for name in names} for row in losses]
@@ -264,16 +266,11 @@ def _told(losses: Iterable[Mapping[str, Any]], since: datetime | None) -> list[d
     return sorted(rows, key=lambda row: (row["before_ts"], row["queue"]))
 
 
-def _order(entry_id: Any) -> Any:
-    """A stream id as something that compares as Redis compares them."""
-    return F.struct(*(F.split(entry_id, "-")[i].cast("decimal(20)") for i in (0, 1)))
-
-
 # ── Numbers ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _window_s(span_s: float) -> int:
-    """A round window that gives a readable number of columns; beyond the list, whole days."""
+    """A round window for at most WINDOWS columns; beyond the list, whole days."""
     days = math.ceil(span_s / WINDOWS / 86_400)
     return next((nice for nice in _NICE_S if span_s / nice <= WINDOWS), days * 86_400)
 
@@ -281,9 +278,9 @@ def _window_s(span_s: float) -> int:
 def _cells(events: "DataFrame", window_s: int) -> "DataFrame":
     """How many events of each kind and run time there were, per queue, name and window.
 
-    Every run time on the page comes from these, exactly, so that its parts agree with each other:
-    two sketches of the same values would not. Run times are cut to three digits, which bounds how
-    many cells there are.
+    Every run time on the page is computed from these cells, so that its parts agree: two sketches
+    of the same values would not. Run times are cut to three digits, which bounds the number of
+    cells.
     """
     us = F.greatest(F.col("duration_us"), F.lit(1))
     step = F.greatest(F.pow(F.lit(10), F.floor(F.log10(us)) - 2), F.lit(1))
@@ -298,7 +295,7 @@ def _cells(events: "DataFrame", window_s: int) -> "DataFrame":
 
 
 def _sums() -> list["Column"]:
-    """Cells taken together, for `agg`: what a rollup counts, and percentiles of run times."""
+    """Sums of cells, for `agg`: what a rollup counts, and percentiles of run times."""
     counts = (
         F.sum(F.when(F.col("event") == event, F.col("n")).otherwise(0)).alias(name)
         for name, event in rollups.COUNTED.items()
@@ -313,7 +310,7 @@ def _sums() -> list["Column"]:
 def _summed(
     cells: "DataFrame",
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """All together; per queue; per window. A window without events has no row."""
+    """The totals; the sums per queue; per window. A window without events has no row."""
     rows = _rows(cells.groupingSets([[], ["queue"], ["start"]], "queue", "start").agg(*_sums()))
     found: dict[str, list[dict[str, Any]]] = {"": [], "queue": [], "start": []}
     for row in rows:
@@ -326,7 +323,7 @@ def _summed(
 
 
 def _waited(events: "DataFrame", window_s: int) -> dict[str | None, dict[str, Any]]:
-    """Per window, and for all of them under None: waits without the delay of delayed jobs."""
+    """Waits per window, and of all windows under None, without the delay of delayed jobs."""
     start = F.window("ts", f"{window_s} seconds").start
     waits = rollups.waits(events).withColumn("start", start)
     rows = waits.rollup("start").agg(
@@ -374,7 +371,7 @@ def _dead(dead: "DataFrame") -> dict[str, Any]:
 
 
 def _rows(df: "DataFrame", *by: str) -> list[dict[str, Any]]:
-    """Few rows as plain values, sorted here: for Spark that is a job of its own."""
+    """A few rows as plain values; sorted here, because sorting in Spark is an extra job."""
     rows = [{name: _plain(value) for name, value in row.asDict().items()} for row in df.collect()]
     return sorted(rows, key=itemgetter(*by)) if by else rows
 
@@ -384,9 +381,5 @@ def _plain(value: Any) -> Any:
 
 
 def _utc(moment: datetime) -> datetime:
-    """Spark gives moments without a zone, in that of this process."""
+    """Spark gives times without a zone, in that of this process."""
     return moment.astimezone(UTC)
-
-
-def _moment(entry_id: str) -> datetime:
-    return datetime.fromtimestamp(ranges.order(entry_id)[0] / 1000, UTC)

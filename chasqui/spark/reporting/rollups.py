@@ -1,7 +1,7 @@
 """Events in, numbers out: the same functions over a batch, an archive or a stream.
 
 Events are best effort, so nothing here assumes pairs: each number counts one kind of event. Run and
-wait times are kept as KLL sketches, which can be merged: minutes into hours, queues into one.
+wait times are stored as KLL sketches, which can be merged: minutes into hours, queues into one.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -23,10 +23,10 @@ PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def rollup(events: "DataFrame", window: str = "1 minute") -> "DataFrame":
-    """Per queue, name and window: what happened, jobs a second, sketches of run and wait times.
+    """Per queue, name and window: counts of events, jobs a second, sketches of run and wait times.
 
-    Of a stream, give it `events.withWatermark("ts", …)`. The wait is from a job's creation to its
-    first start, so it is known where ids are ULIDs; of a delayed job it holds the delay, see
+    For a stream, pass `events.withWatermark("ts", …)`. The wait is from a job's creation to its
+    first start, so it is known if ids are ULIDs. For a delayed job it includes the delay; see
     `waits`.
     """
     is_first = (F.col("event") == "active") & (F.col("attempt") == 1)
@@ -46,18 +46,7 @@ def rollup(events: "DataFrame", window: str = "1 minute") -> "DataFrame":
         ),
         *_sketches(),
     )
-    return _with_rate(rolled).select(
-        "queue",
-        "name",
-        F.col("window.start").alias("start"),
-        F.col("window.end").alias("end"),
-        *COUNTED,
-        "jobs_per_s",
-        "runs",
-        "run_us_sketch",
-        "waits",
-        "wait_ms_sketch",
-    )
+    return _finished(rolled, ("queue", "name"))
 
 
 def merge(
@@ -65,21 +54,11 @@ def merge(
 ) -> "DataFrame":
     """Rollups of small windows as one of larger ones, without the events."""
     merged = rolled.groupBy(*by, F.window("start", window).alias("window")).agg(*sums())
-    return _with_rate(merged).select(
-        *by,
-        F.col("window.start").alias("start"),
-        F.col("window.end").alias("end"),
-        *COUNTED,
-        "jobs_per_s",
-        "runs",
-        "run_us_sketch",
-        "waits",
-        "wait_ms_sketch",
-    )
+    return _finished(merged, by)
 
 
 def sums() -> list["Column"]:
-    """Rows of a rollup taken together, for `agg`."""
+    """Sums of the rows of a rollup, for `agg`."""
     return [
         *(F.sum(name).alias(name) for name in COUNTED),
         F.sum("runs").alias("runs"),
@@ -90,7 +69,7 @@ def sums() -> list["Column"]:
 
 
 def with_percentiles(rolled: "DataFrame") -> "DataFrame":
-    """A rollup with its sketches read out: run_us_p50, …, wait_ms_p99; null where there is none."""
+    """A rollup with percentiles for its sketches: run_us_p50, …, wait_ms_p99; null without data."""
     for kind, size in (("run_us", "runs"), ("wait_ms", "waits")):
         for name, rank in PERCENTILES.items():
             value = F.expr(f"kll_sketch_get_quantile_bigint({kind}_sketch, {rank}D)")
@@ -99,10 +78,10 @@ def with_percentiles(rolled: "DataFrame") -> "DataFrame":
 
 
 def waits(events: "DataFrame") -> "DataFrame":
-    """Per run how long it waited for a worker, exactly; needs a batch or an archive.
+    """Per run, how long it waited for a worker, exactly; needs a batch or an archive.
 
-    The wait of a first run begins when its job was created, or promoted if it was delayed; that of
-    a retry when its backoff was over. A run whose beginning was not seen has none.
+    The wait of a first run begins when its job was created, or promoted if it was delayed. The wait
+    of a retry begins when its backoff was over. It is null if that event is missing.
     """
     active = events.where("event = 'active'").select(
         "queue", "job_id", "attempt", F.coalesce("name", F.lit("")).alias("name"), "ts",
@@ -128,7 +107,7 @@ def waits(events: "DataFrame") -> "DataFrame":
 
 
 def funnel(events: "DataFrame") -> "DataFrame":
-    """Jobs by the highest attempt and the furthest event that was seen of them."""
+    """Jobs by their highest attempt and furthest event."""
     rank = F.expr(
         "case event when 'dlq' then 3 when 'completed' then 2 when 'failed' then 1 else 0 end"
     )
@@ -155,13 +134,24 @@ def _sketches() -> list["Column"]:
     ]
 
 
-def _with_rate(rolled: "DataFrame") -> "DataFrame":
-    seconds = (_ms(F.col("window.end")) - _ms(F.col("window.start"))) / 1000
-    return rolled.withColumn("jobs_per_s", F.col("completed") / seconds)
+def _finished(rolled: "DataFrame", by: tuple[str, ...]) -> "DataFrame":
+    """A rollup with its rate, and its columns in order."""
+    start, end = F.col("window.start"), F.col("window.end")
+    return rolled.select(
+        *by,
+        start.alias("start"),
+        end.alias("end"),
+        *COUNTED,
+        (F.col("completed") / ((_ms(end) - _ms(start)) / 1000)).alias("jobs_per_s"),
+        "runs",
+        "run_us_sketch",
+        "waits",
+        "wait_ms_sketch",
+    )
 
 
 def _since(moment: "Column") -> "Column":
-    """Milliseconds from a moment to an event; 0 where clocks differ, null where it is unknown."""
+    """Milliseconds from a time to an event; 0 if clocks differ, null if it is unknown."""
     passed_ms = _ms(F.col("ts")) - _ms(moment)
     return F.when(passed_ms < 0, F.lit(0)).otherwise(passed_ms)
 

@@ -1,4 +1,4 @@
-"""Failures by signature: what differs from one to the next is masked, what is left is counted."""
+"""Failures by signature: the parts that vary are masked, what is left is counted."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: What is masked, in this order: the more particular first.
+#: What is masked, the more specific first.
 MASKS: Final = (
     (r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", "<uuid>"),
     (r"\b[0-7][0-9A-HJKMNP-TV-Z]{25}\b", "<ulid>"),
@@ -17,8 +17,8 @@ MASKS: Final = (
     (r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{12,}\b", "<hex>"),
     (r"\d+(?:[.,:]\d+)*", "<n>"),
 )
-#: How much of a text is looked at. Events keep 1000 characters of an exception's text and dead jobs
-#: 2000, so what is masked must lie in what both have.
+#: How many characters of a text count. Events keep 1000 characters of an exception's text and dead
+#: jobs 2000, so the signature must come from what both have.
 _LOOKED_AT: Final = 800
 _SHOWN: Final = 300
 #: Sample jobs that are kept of each signature.
@@ -34,11 +34,11 @@ def masked(reason: "Column") -> "Column":
 
 
 def with_signature(failures: "DataFrame") -> "DataFrame":
-    """Events or dead jobs with two more columns: `signature`, which names what they have in common
-    in twelve hex digits, and `masked_reason`, which says it.
+    """Events or dead jobs with two more columns: `masked_reason`, the reason without its varying
+    parts, and `signature`, twelve hex digits that stand for it.
 
-    A failed run and the dead job that it left have the same, so what a report shows of events can
-    be asked for in the dead-letter queue: `replay(with_signature(dlq).where("signature = …"))`.
+    A failed run and the dead job that it left have the same signature. So you can replay what a
+    report shows of events: `replay(with_signature(dlq).where("signature = …"))`.
     """
     why = masked(_why(failures))
     return failures.withColumns(
@@ -47,9 +47,9 @@ def with_signature(failures: "DataFrame") -> "DataFrame":
 
 
 def triage(failures: "DataFrame") -> "DataFrame":
-    """Failures by signature, the most frequent first, with the queues and names they are of.
+    """Failures by signature, the most frequent first, with their queues and names.
 
-    Takes a dlq table, or events: of these the failed runs count.
+    Takes a dlq table, or events, of which failed runs count.
     """
     moment = "entry_ts"
     if "event" in failures.columns:
@@ -71,8 +71,8 @@ def triage(failures: "DataFrame") -> "DataFrame":
 
 
 def _why(failures: "DataFrame") -> "Column":
-    """What went wrong, in the words that both tables have: the type of the exception and its text.
-    A dead job without them has words of its own worker's, or only the kind of its end."""
+    """What went wrong, in words that both tables have: the type of the exception and its text. For
+    a dead job without them, its worker's detail, or only the kind of reason."""
     if "event" not in failures.columns:
         parts = [F.col(name) for name in ("error", "detail", "reason") if name in failures.columns]
         return F.coalesce(*parts, F.lit(""))

@@ -1,33 +1,34 @@
-"""What a write does at a queue that holds `maxBacklog` jobs: it waits and says so, or fails."""
+"""What a write does when a queue has `maxBacklog` jobs: it waits and logs that, or fails."""
 
 import logging
 import time
 from typing import Final
 
-from chasqui.adding import full_waits_s
 from chasqui.errors import QueueFullError
+from chasqui.producing.settings import full_waits_s
 from chasqui.spark.options import Options
 
-logger = logging.getLogger(__name__)
+#: docs/spark.md documents this name.
+logger = logging.getLogger("chasqui.spark.backlog")
 
 #: How often to log that a write waits.
-SAY_EVERY_S: Final = 10.0
+LOG_EVERY_S: Final = 10.0
 
 
 def waiting_line(depth: int) -> str:
-    """How a write that waits says so."""
+    """What a waiting write logs and shows."""
     return f"waiting for workers: {depth:,} wait"
 
 
 class Backlog:
-    """The limit of one queue, and how long a write has waited at it."""
+    """The limit of one queue, and the waits of a write at it."""
 
     def __init__(self, queue: str, most: int, *, waits: bool) -> None:
         self.most = most
         self._queue = queue
         self._waits = waits
         self._waits_s = full_waits_s()
-        self._said_s: float | None = None
+        self._logged_s: float | None = None
 
     @classmethod
     def of(cls, options: Options, queue: str) -> "Backlog":
@@ -35,16 +36,16 @@ class Backlog:
         return cls(queue, options.max_backlog, waits=options.on_backlog == "wait")
 
     def moved(self) -> None:
-        """There was room: the next wait is a short one again."""
+        """Note that there was room: the next wait is short again."""
         self._waits_s = full_waits_s()
 
     def wait(self, depth: int) -> None:
-        """Wait a moment for workers; QueueFullError if the write is not to wait."""
+        """Wait a moment for workers; QueueFullError if the write must not wait."""
         if not self._waits:
             raise QueueFullError(self._queue, depth, self.most)
         now_s = time.monotonic()
-        if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
-            self._said_s = now_s
+        if self._logged_s is None or now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
             fields = {"queue": self._queue, "depth": depth, "max_backlog": self.most}
             logger.info("queue %s: %s", self._queue, waiting_line(depth), extra=fields)
         time.sleep(next(self._waits_s))

@@ -1,4 +1,4 @@
-"""What the server knows of exactly-once writes: their records, and the stages of their runs."""
+"""What the server stores about exactly-once writes: their records, and the stages of their runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from chasqui.transport.server import mapping
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A write that was recorded."""
+    """The record of a write."""
 
     app_id: str
     epoch: int
@@ -20,24 +20,24 @@ class Record:
     #: When it was recorded, unix seconds.
     at_s: int
     keys: tuple[bytes, ...]
-    #: Jobs that are staged and not published.
+    #: Jobs that are staged and not published yet.
     left: int = 0
-    #: When all of it was published, unix seconds.
+    #: When all jobs were published, unix seconds.
     done_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a task has staged and no record names: its run goes on, or it was killed."""
+    """A stage that no record names: its run is still going on, or was killed."""
 
     app_id: str
-    #: None where the task did not know it.
+    #: None if the task did not know it.
     epoch: int | None
     key: bytes
     jobs: int
-    #: What it takes in the server's memory; None where the user may not ask.
+    #: Its bytes in the server's memory; None if the user may not ask.
     size: int | None
-    #: Seconds since its last chunk came, and until it expires.
+    #: Seconds since its last chunk arrived, and until it expires.
     quiet_s: int
     expires_s: int
 
@@ -47,7 +47,7 @@ def record_key(keys: Keys, app_id: str) -> bytes:
 
 
 def stages_key(keys: Keys, app_id: str) -> bytes:
-    """The key of the list of a write's stages, of all its runs."""
+    """The key of the hash that lists a write's stages, of all its runs."""
     return keys.spark(f"stages:{app_id}")
 
 
@@ -56,7 +56,7 @@ def stage_key(keys: Keys, app_id: str, part: str) -> bytes:
 
 
 def read_record(keys: Keys, app_id: str) -> Plan[Record | None]:
-    """What was recorded of a write; None if nothing."""
+    """The record of a write; None if there is none."""
     fields = ("epoch", "state", "jobs", "left", "at", "keys", "done")
     epoch, state, jobs, left, at_s, names, done_s = yield commands(
         ("HMGET", record_key(keys, app_id), *fields), effect=Effect.READ
@@ -76,7 +76,7 @@ def read_record(keys: Keys, app_id: str) -> Plan[Record | None]:
 
 
 def read_stages(keys: Keys, app_id: str) -> Plan[list[Stage]]:
-    """What runs of a write have staged and not recorded."""
+    """The stages of a write that no record names."""
     listed = yield commands(("HGETALL", stages_key(keys, app_id)), effect=Effect.READ)
     if not listed:
         return []
@@ -88,7 +88,7 @@ def read_stages(keys: Keys, app_id: str) -> Plan[list[Stage]]:
             ("TTL", key), ("MEMORY", "USAGE", key), effect=Effect.READ, raises=False
         )
         if not isinstance(ttl_s, int) or ttl_s < 0 or key in recorded:
-            continue  # it is gone, or a record holds it
+            continue  # it is gone, or recorded
         epoch, jobs, of_s = about.split(b" ")
         found.append(
             Stage(
@@ -105,7 +105,7 @@ def read_stages(keys: Keys, app_id: str) -> Plan[list[Stage]]:
 
 
 def find_writes(keys: Keys) -> Plan[list[str]]:
-    """The names of all writes into a queue that are recorded or staged; sorted."""
+    """The names of all writes into a queue that have a record or a stage; sorted."""
     prefixes = record_key(keys, ""), stages_key(keys, "")
     cursor, found = b"0", set[str]()
     while True:
@@ -119,19 +119,8 @@ def find_writes(keys: Keys) -> Plan[list[str]]:
             return sorted(found)
 
 
-def list_records(keys: Keys) -> Plan[list[Record]]:
-    """All writes into a queue that were recorded."""
-    records = []
-    names = yield from find_writes(keys)
-    for app_id in names:
-        record = yield from read_record(keys, app_id)
-        if record is not None:
-            records.append(record)
-    return records
-
-
 def staged_chunks(keys: Sequence[bytes]) -> Plan[list[int]]:
-    """How many chunks are staged under each key."""
+    """How many chunks each stage has."""
     if not keys:
         return []
     lengths = yield commands(*(("HLEN", key) for key in keys), effect=Effect.READ)

@@ -1,4 +1,4 @@
-"""Arrow rows to jobs: which column says what, checked on the driver, encoded by the tasks."""
+"""Turns Arrow rows into jobs: the driver checks the columns, the tasks encode the rows."""
 
 import json
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from pyspark.sql import types
 from chasqui._core.envelope import check_msgpack
 from chasqui._core.maps import Unkeepable, pack_maps, pack_values
 from chasqui._core.options import DELAYED, UNIQUE
-from chasqui.adding import Batch
-from chasqui.producing.job_options import retry_of
 from chasqui.errors import PayloadError, PayloadTooLargeError
 from chasqui.model.keys import check_job_id, check_job_name, check_queue_name
 from chasqui.model.payload import ENVELOPE_ROOM, MAX_BYTES, MAX_DEPTH, encode
-from chasqui.spark.payload_types import check_form, source_of
+from chasqui.producing.job_options import retry_of
+from chasqui.producing.new_jobs import NewJobs
 from chasqui.spark.options import OptionError, Options, camel
+from chasqui.spark.payload_types import check_form, source_of
 
 _INTEGERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
-#: What each mapped column may be.
+#: The types that each mapped column may have.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "queue_column": ((types.StringType,), "string"),
     "id_column": ((types.StringType,), "string"),
@@ -35,7 +35,7 @@ _MAX_PAYLOAD = MAX_BYTES - ENVELOPE_ROOM
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Which column says what; None where no column does."""
+    """Which column holds what; None if no column does."""
 
     queue: str | None
     id: str | None
@@ -44,12 +44,12 @@ class Mapping:
     attempts: str | None
     backoff: str | None
     payload: str | None
-    #: Without a payload column: the columns that become its map.
+    #: Without a payload column: the columns that become the payload, as a map.
     rest: tuple[str, ...]
 
     @classmethod
     def of(cls, options: Options, schema: types.StructType) -> "Mapping":
-        """The mapping of a DataFrame; OptionError where it does not fit."""
+        """The mapping of a DataFrame; OptionError if a column does not fit."""
         fields = {field.name: field.dataType for field in schema.fields}
         found: dict[str, str | None] = {}
         blank = Options()
@@ -89,7 +89,7 @@ class Mapping:
 def _check_payload(
     options: Options, payload: str | None, rest: tuple[str, ...], schema: types.StructType
 ) -> None:
-    """Refuse columns that cannot be in a payload, or not all of them."""
+    """Refuse columns that a payload cannot hold."""
     names = [field.name for field in schema.fields]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"there are two columns {twice!r}")
@@ -106,7 +106,7 @@ def _check_payload(
 
 def jobs_of(
     batch: Any, mapping: Mapping, options: Options
-) -> Iterator[tuple[str, Batch, list[int]]]:
+) -> Iterator[tuple[str, NewJobs, list[int]]]:
     """Per queue the jobs of a record batch, and when each is due (unix ms; 0 for now)."""
     if mapping.queue is None:
         yield options.queue[0], *_jobs(batch, mapping, options)
@@ -119,7 +119,7 @@ def jobs_of(
         yield check_queue_name(queue), *_jobs(part, mapping, options)
 
 
-def _jobs(batch: Any, mapping: Mapping, options: Options) -> tuple[Batch, list[int]]:
+def _jobs(batch: Any, mapping: Mapping, options: Options) -> tuple[NewJobs, list[int]]:
     size = batch.num_rows
     ids = _ids(batch, mapping)
     dues = [0] * size
@@ -145,7 +145,7 @@ def _jobs(batch: Any, mapping: Mapping, options: Options) -> tuple[Batch, list[i
             (DELAYED if due else 0) | (UNIQUE if is_unique and job_id is not None else 0)
             for due, job_id in zip(dues, ids or [None] * size, strict=True)
         ]
-    jobs = Batch(
+    jobs = NewJobs(
         _payloads(batch, mapping, options),
         names,
         ids if ids is not None or kinds is None else [None] * size,
@@ -192,7 +192,7 @@ def _payloads(batch: Any, mapping: Mapping, options: Options) -> list[bytes]:
         payloads = _packed(batch, mapping, options)
     except Unkeepable as error:
         raise PayloadError(f"column {error.column}: {error}, which a payload cannot hold") from None
-    # Types bound what is in them, so there is nothing to check but their size.
+    # The types were checked, so only the size is left to check.
     if (size := max(map(len, payloads), default=0)) > _MAX_PAYLOAD:
         raise PayloadTooLargeError(size, _MAX_PAYLOAD)
     return payloads
@@ -211,7 +211,7 @@ def _packed(batch: Any, mapping: Mapping, options: Options) -> list[bytes]:
 
 
 def _checked(data: bytes | None) -> bytes:
-    """Bytes of a binary payload column are msgpack already, as a jobs table gives them."""
+    """Bytes of a binary payload column, which must be msgpack, as a jobs table has them."""
     if data is None:
         return b"\xc0"
     try:

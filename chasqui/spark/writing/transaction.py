@@ -1,16 +1,16 @@
 """Exactly-once writes: rows are staged by tasks, recorded by the driver, then published.
 
-A write is known by an application id and an epoch. The first record of an epoch wins, whoever made
-it; everybody else who comes with that epoch publishes what was recorded, or finds it done. Moving a
-chunk of jobs out of its stage and into the queue is one atomic step, so whoever dies on the way,
-the next one goes on where it stopped.
+A write is known by an application id and an epoch. The first run that records an epoch wins. Any
+other run of that epoch publishes what was recorded, or finds it done. One atomic step moves a chunk
+of jobs out of its stage and into the queue, so after a crash the next run goes on from there.
 
-A stage is a hash of numbered chunks, each one string: the server stores a chunk in the time that a
-list takes for one job of it, and one that is sent twice is there once. What is published leaves an
-empty string in its place until all is done, so a chunk that comes late finds its place taken.
+A stage is a hash of numbered chunks, each one string. The server stores a chunk in the time that a
+list takes for one job of it, and a chunk that is sent twice is stored once. A published chunk
+leaves an empty string in its place until all is done, so a late copy finds its number taken.
 
-Beside the record lies a list of the stages of all runs of the write, with the epoch of each. What a
-killed run has staged expires. It goes earlier once its epoch is done: nobody can publish it then.
+Beside the record, a hash lists the stages of all runs of the write, with the epoch of each. The
+stages of a killed run expire. They are dropped earlier if their epoch is done, since nothing can
+publish them then.
 """
 
 from collections import deque
@@ -18,32 +18,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from chasqui import scripts
-from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError
 from chasqui.model.keys import Keys
-from chasqui.transport.request import Effect, Request
+from chasqui.scripts import spark as scripts
 from chasqui.spark.writing.backlog import Backlog
 from chasqui.spark.writing.records import read_record, record_key, staged_chunks, stages_key
-
-BEGIN: Final = scripts.load("spark_begin")
-PUBLISH: Final = scripts.load("spark_publish")
-DONE: Final = scripts.load("spark_done")
-DROP: Final = scripts.load("spark_drop")
+from chasqui.transport.blocking import BlockingConnection
+from chasqui.transport.request import Effect, Request
 
 #: How long the last epoch of a write is remembered once it is published.
 REMEMBERED_S: Final = 30 * 86_400
-#: Chunks on their way at once: the next one is there when the server is done with this one, and
-#: others still get their turn between the two.
+#: Chunks in flight at once: the server finds the next one when it is done with this one, and still
+#: serves other clients between the two.
 _AHEAD: Final = 2
 
 
 class StageLostError(ChasquiError):
-    """Staged rows are not what the task left: they expired, or the server lost them."""
+    """Staged rows are gone: they expired, or the server lost them."""
 
 
 class DiscardedError(ChasquiError):
-    """Somebody has discarded a write while it was at work."""
+    """A write was discarded while it was running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +52,31 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far the publishing of a write is."""
+    """How many jobs of a write are published."""
 
     published: int
     jobs: int
-    #: How many jobs wait in the queue, while that is why it waits.
+    #: How many jobs wait in the queue, if the write waits for room; else None.
     waiting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of a write into one queue."""
+    """What a write did in one queue."""
 
-    #: Jobs of this epoch that this run has published, and those of an earlier one.
+    #: Jobs that this run has published, of this epoch and of an earlier one.
     added: int
     earlier: int = 0
     #: Jobs of this epoch that other runs have published.
     found: int = 0
-    #: Whether what another run had recorded was published.
+    #: Whether this run published what another one had recorded.
     is_resumed: bool = False
-    #: When it was done, if it was before this run came (unix seconds), and the epoch that was.
+    #: If the write was done before this run: when (unix seconds), and in which epoch.
     done_s: int | None = None
     done_epoch: int | None = None
 
 
-Tell: TypeAlias = Callable[[Step], None]
+OnStep: TypeAlias = Callable[[Step], None]
 
 
 class Transaction:
@@ -94,7 +89,7 @@ class Transaction:
         app_id: str,
         run: str,
         backlog: Backlog,
-        tell: Tell | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -103,46 +98,44 @@ class Transaction:
         self._record = record_key(keys, app_id)
         self._stages = stages_key(keys, app_id)
         self._backlog = backlog
-        self._tell = tell
+        self._on_step = on_step
 
     def commit(self, epoch: int, staged: Sequence[Staged], *, is_whole: bool = True) -> Published:
-        """Publish an epoch, unless it was.
+        """Publish an epoch, unless it is published.
 
-        Safe to repeat after any failure, from any process. `is_whole` is false if a task staged
-        nothing since it saw a record of the epoch: then that record is what is published.
+        Safe to repeat after any failure, from any process. `is_whole` is false if a task saw a
+        record of the epoch and so staged nothing: then that record is what gets published.
         """
         staged = [one for one in staged if one.jobs]
         if not staged and is_whole:
             return Published(0)
-        keys, jobs = [one.key for one in staged], sum(one.jobs for one in staged)
-        chunks = [one.chunks for one in staged]
-        begin = [epoch, jobs, int(is_whole), *chunks]
+        chunks, jobs = {one.key: one.chunks for one in staged}, sum(one.jobs for one in staged)
         earlier = 0
         while True:
-            answer, *rest = self._connection.call(
-                scripts.call(BEGIN, [self._record, *keys], begin, Effect.IDEMPOTENT)
+            state, *rest = self._connection.call(
+                scripts.begin(self._record, epoch, jobs, chunks, is_whole=is_whole)
             )
-            if answer == b"lost":
+            if state == b"lost":
                 raise self._lost(rest[0])
-            if answer == b"gone":
+            if state == b"gone":
                 raise self._discarded()
-            if answer == b"mine":
-                added = self._publish(epoch, jobs, dict(zip(keys, chunks, strict=True)))
+            if state == b"mine":
+                added = self._publish(epoch, jobs, chunks)
                 return Published(added, earlier, jobs - added)
-            if answer == b"done":
-                self.drop(keys)
+            if state == b"done":
+                self.drop(list(chunks))
                 last, known, done_s = rest
                 found = known if last == epoch else 0
                 return Published(0, earlier, found, done_s=done_s, done_epoch=last)
             last, known, _, *recorded = rest
             added = self._resume(last, known, recorded)
             if last == epoch:
-                self.drop(keys)
+                self.drop(list(chunks))
                 return Published(added, earlier, known - added, is_resumed=True)
             earlier += added
 
     def resume(self) -> Published | None:
-        """Publish what was recorded and never finished; None if there is no such record."""
+        """Publish a record that was never finished; None if there is none."""
         record = self._connection.run(read_record(self._keys, self._app_id))
         if record is None or record.state != "publishing":
             return None
@@ -153,12 +146,11 @@ class Transaction:
         """Drop stages that no record needs; how many."""
         if not staged:
             return 0
-        names = [self._record, self._stages, *staged]
-        dropped: int = self._connection.call(scripts.call(DROP, names, [""], Effect.IDEMPOTENT))
+        dropped: int = self._connection.call(scripts.drop(self._record, self._stages, staged))
         return dropped
 
     def abandon(self) -> int:
-        """Drop what tasks of this run have staged and no record needs; how many stages."""
+        """Drop the stages of this run that no record needs; how many."""
         listed = self._connection.execute("HKEYS", self._stages, effect=Effect.READ)
         return self.drop([key for key in listed if b":%b-" % self._run.encode() in key])
 
@@ -167,23 +159,22 @@ class Transaction:
         return self._publish(epoch, jobs, dict(zip(keys, chunks, strict=True)))
 
     def _publish(self, epoch: int, jobs: int, chunks: Mapping[bytes, int]) -> int:
-        """Publish what is staged under these keys, in so many chunks each; how many of these jobs
-        this run has published."""
+        """Publish these stages (key to chunks); how many of their jobs this run has published."""
         left = [(key, number) for key, count in chunks.items() for number in range(count)]
         total = 0
         while left:
             replies = self._connection.call_each(self._moves(epoch, jobs, left), _AHEAD)
             moved, depth, unpublished, undone = 0, 0, 0, []
-            for place, reply in zip(left, replies, strict=False):
+            for chunk, reply in zip(left, replies, strict=False):
                 if isinstance(reply, BaseException):
                     raise reply
                 if reply == [-2]:
-                    raise self._lost(place[0])
-                if reply == [-1]:  # it is not ours to publish any more: see below
+                    raise self._lost(chunk[0])
+                if reply == [-1]:  # another run ended it: `done` below says how
                     continue
                 moved += reply[0]
                 if _is_left(reply):
-                    undone.append(place)
+                    undone.append(chunk)
                     depth, unpublished = reply[2:4]
             total += moved
             left = undone + left[len(replies) :]
@@ -193,38 +184,33 @@ class Transaction:
                 self._say(Step(jobs - unpublished, jobs, depth))
                 self._backlog.wait(depth)
         state, *rest = self._connection.call(
-            scripts.call(
-                DONE,
-                [self._record, self._stages, *chunks],
-                [epoch, REMEMBERED_S, self._run],
-                Effect.IDEMPOTENT,
-            )
+            scripts.done(self._record, self._stages, chunks, epoch, REMEMBERED_S, self._run)
         )
         if state == b"left":
             raise self._lost(min(chunks, default=self._record))
         if state == b"gone":
             raise self._discarded()
-        # The server counts what this run has moved, also where a reply was lost.
+        # The server counts what this run has moved, even if a reply was lost.
         return int(rest[0]) if rest[0] >= 0 else total
 
     def _moves(
         self, epoch: int, jobs: int, chunks: Iterable[tuple[bytes, int]]
     ) -> Iterator[Request]:
-        """What publishes these chunks one by one, up to the first that finds no room."""
+        """Requests that publish these chunks one by one, up to the first that finds no room."""
         sent: deque[Request] = deque(maxlen=_AHEAD)
         for key, number in chunks:
             if any(_is_left(one.outcome) for one in sent):
                 return
             if sent and isinstance(sent[0].outcome, list) and len(sent[0].outcome) == 4:
                 self._say(Step(jobs - sent[0].outcome[3], jobs))
-            names = [self._record, key, self._keys.stream, self._keys.delayed, self._keys.wake]
-            arguments = (epoch, number, self._backlog.most, self._run)
-            sent.append(scripts.call(PUBLISH, names, arguments, Effect.IDEMPOTENT))
-            yield sent[-1]
+            most = self._backlog.most
+            request = scripts.publish(self._keys, self._record, key, epoch, number, most, self._run)
+            sent.append(request)
+            yield request
 
     def _say(self, step: Step) -> None:
-        if self._tell is not None:
-            self._tell(step)
+        if self._on_step is not None:
+            self._on_step(step)
 
     def _lost(self, key: bytes) -> StageLostError:
         return StageLostError(
@@ -240,9 +226,8 @@ class Transaction:
 
 
 def forget(keys: Keys, app_id: str) -> Request:
-    """Forgets a write and drops all that its runs have staged; the reply is how many stages."""
-    names = [record_key(keys, app_id), stages_key(keys, app_id)]
-    return scripts.call(DROP, names, ["forget"], Effect.IDEMPOTENT)
+    """Forgets a write and drops the stages of all its runs; replies how many stages."""
+    return scripts.forget(record_key(keys, app_id), stages_key(keys, app_id))
 
 
 def _is_left(reply: Any) -> bool:

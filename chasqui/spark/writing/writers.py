@@ -10,16 +10,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
-from chasqui.blocking import BlockingConnection
 from chasqui.errors import ChasquiError
 from chasqui.model.keys import Keys
-from chasqui.spark.writing.backlog import Backlog
 from chasqui.spark.connections import connected
 from chasqui.spark.options import Options
+from chasqui.spark.writing.backlog import Backlog
 from chasqui.spark.writing.records import read_record
 from chasqui.spark.writing.rows import Mapping, jobs_of
 from chasqui.spark.writing.tasks import Task, Written
-from chasqui.spark.writing.transaction import Published, Staged, Tell, Transaction
+from chasqui.spark.writing.transaction import OnStep, Published, Staged, Transaction
+from chasqui.transport.blocking import BlockingConnection
 
 #: Internal names of Spark: the streaming query that a task works for, and its batch.
 _QUERY_ID = "sql.streaming.queryId"
@@ -32,20 +32,20 @@ class Enqueued:
 
     #: Jobs that this call has added.
     added: int
-    #: Rows that were there before, and were not added again: another run of the same write had
-    #: added them; with dedup, their ids were taken.
+    #: Rows that were there before and were not added again: another run of the same write added
+    #: them, or with dedup their ids were taken.
     found: int = 0
-    #: Whether all of it was written before this call, and when.
+    #: Whether all rows were written before this call, and when.
     already: bool = False
     written_at: datetime | None = None
-    #: Whether this call has published what another run of the same write had recorded.
+    #: Whether this call published what another run of the same write had recorded.
     resumed: bool = False
-    #: Jobs of an earlier version of the write that this call has published: it was left unfinished.
+    #: Jobs of an earlier, unfinished version of the write that this call has published.
     earlier: int = 0
     queues: tuple[str, ...] = ()
     delivery: str = "exactly_once"
-    #: The name of the write and its version, if it is known by one; that of a version which was
-    #: written later, if that is why nothing was added.
+    #: The name of the write and its version, if it has one; the later version that was written, if
+    #: that is why nothing was added.
     txn: str | None = None
     version: int | None = None
     later_version: int | None = None
@@ -78,16 +78,16 @@ class _Writer:
         return self._app_id
 
     def _epoch(self) -> int | None:
-        """What is written, as far as a task can tell."""
+        """The version or batch that is written, as far as a task knows."""
         return self._options.txn_version
 
     def _publish(
-        self, messages: Sequence[Any], epoch: int, tell: Tell | None = None
+        self, messages: Sequence[Any], epoch: int, on_step: OnStep | None = None
     ) -> dict[str, Published]:
         found = {}
         for queue, app_id, staged, is_whole in _by_queue(messages):
             with connected(self._options, queue) as connection:
-                write = self._transaction(connection, queue, app_id, tell)
+                write = self._transaction(connection, queue, app_id, on_step)
                 found[queue] = write.commit(epoch, staged, is_whole=is_whole)
         return found
 
@@ -97,16 +97,16 @@ class _Writer:
                 self._transaction(connection, queue, app_id).drop([one.key for one in staged])
 
     def _transaction(
-        self, connection: BlockingConnection, queue: str, app_id: str, tell: Tell | None = None
+        self, connection: BlockingConnection, queue: str, app_id: str, on_step: OnStep | None = None
     ) -> Transaction:
         backlog = Backlog.of(self._options, queue)
-        return Transaction(connection, Keys(queue), app_id, self._run, backlog, tell)
+        return Transaction(connection, Keys(queue), app_id, self._run, backlog, on_step)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):  # type: ignore[misc]
     """One write of a DataFrame."""
 
-    def commit(self, messages: Sequence[Any], tell: Tell | None = None) -> Enqueued:
+    def commit(self, messages: Sequence[Any], on_step: OnStep | None = None) -> Enqueued:
         """All tasks are done: publish."""
         options = self._options
         written = [one for one in messages if one is not None]
@@ -118,16 +118,16 @@ class BatchWriter(_Writer, DataSourceArrowWriter):  # type: ignore[misc]
                 queues=tuple(sorted({queue for one in written for queue in one.queues})),
                 delivery=options.delivery,
             )
-        return _outcome(options, self._app_id, self._publish(written, options.txn_version, tell))
+        return _outcome(options, self._app_id, self._publish(written, options.txn_version, on_step))
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """A task failed, or `commit` did: drop what nobody will publish."""
+        """A task or `commit` failed: drop what will not be published."""
         self._drop(messages)
 
     def abandon(self) -> None:
-        """The same where nobody knows what the tasks did: drop all that this run has staged.
+        """Drop all that this run has staged, when it is not known what its tasks did.
 
-        With a column of queues those are not known either: what is staged there expires.
+        With a column of queues the queues are not known either: what is staged there expires.
         """
         if self._options.delivery == "exactly_once":
             for queue in self._options.queue:
@@ -135,11 +135,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):  # type: ignore[misc]
                     self._transaction(connection, queue, self._app_id).abandon()
 
 
-def finish_earlier(options: Options, tell: Tell | None = None) -> Enqueued | None:
-    """What is known of a write before it starts: None if it must be written.
+def finish_earlier(options: Options, on_step: OnStep | None = None) -> Enqueued | None:
+    """The outcome of a write that an earlier run has written or recorded; None if there is none.
 
-    If an earlier run has written it, nothing is to be done; if one has recorded it, what is left of
-    it is published now. With a column of queues the tasks ask this, each for the queues it meets.
+    What is left of a recorded write is published now. With a column of queues the tasks find out,
+    each for the queues of its rows.
     """
     if options.delivery != "exactly_once" or options.txn_app_id is None or not options.queue:
         return None
@@ -149,7 +149,7 @@ def finish_earlier(options: Options, tell: Tell | None = None) -> Enqueued | Non
         if record is None or record.epoch < options.txn_version:
             return None
         backlog = Backlog.of(options, queue)
-        write = Transaction(connection, Keys(queue), app_id, uuid.uuid4().hex, backlog, tell)
+        write = Transaction(connection, Keys(queue), app_id, uuid.uuid4().hex, backlog, on_step)
         found = write.commit(options.txn_version, [], is_whole=False)
     return _outcome(options, app_id, {queue: found})
 
@@ -177,7 +177,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The writes of a streaming query, an epoch for each of its batches."""
 
     def _name(self) -> str:
-        """The query's own id: it survives a restart, as its checkpoint does."""
+        """The query's id, which survives a restart as its checkpoint does."""
         if self._options.txn_app_id is not None:
             return self._options.txn_app_id
         query_id = _local_property(_QUERY_ID)
@@ -197,7 +197,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._publish(messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """A task failed, or `commit` did: drop what nobody will publish."""
+        """A task or `commit` failed: drop what will not be published."""
         self._drop(messages)
 
 
@@ -208,7 +208,7 @@ def _local_property(name: str) -> str | None:
 
 
 def _by_queue(messages: Sequence[Any]) -> Iterator[tuple[str, str, list[Staged], bool]]:
-    """Per queue: the write, what was staged, and whether that is all of it."""
+    """Per queue: the write, what was staged, and whether all rows were."""
     staged: dict[tuple[str, str], list[Staged]] = {}
     partial = set[tuple[str, str]]()
     for message in messages:

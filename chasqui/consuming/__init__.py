@@ -1,0 +1,1 @@
+"""The worker's engine: reading entries, running handlers, settling jobs."""

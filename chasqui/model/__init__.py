@@ -1,0 +1,1 @@
+"""Values: keys, jobs, settings, payloads. Each is checked when it is made."""

@@ -1,0 +1,1 @@
+"""Adding jobs: their options, chunks that are applied once, coalesced and durable adds."""

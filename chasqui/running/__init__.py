@@ -1,0 +1,1 @@
+"""Worker processes: signals, health, supervision."""

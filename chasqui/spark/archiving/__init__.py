@@ -1,0 +1,1 @@
+"""Archives of events and of finished jobs, kept once each."""

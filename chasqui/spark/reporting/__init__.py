@@ -1,0 +1,1 @@
+"""Events in, numbers and a page out."""

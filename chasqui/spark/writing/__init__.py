@@ -1,0 +1,1 @@
+"""Rows added as jobs, exactly once where that is asked for."""

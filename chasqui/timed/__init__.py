@@ -1,0 +1,1 @@
+"""Delayed and repeatable jobs: one leader promotes and fires them for all workers."""
